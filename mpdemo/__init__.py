@@ -27,12 +27,13 @@ PUBLIC = {  # module of mpdemo: its public names
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "check diff ladder measure run show start_ranks",
+    "notebook.course": "check diff ladder measure player run show start_ranks",
     "notebook.plots": "bars curves step_parts timelines where",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "predict.imagenet": "IMAGES RUNS",
+    "tools.same": "NotTheSame check",
     "training.checkpoint": "newest tensors",
 }
 

@@ -110,7 +110,8 @@ def _whole(notebook):
 
 
 def _has_picture(cell) -> bool:
-    shown = any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+    forms = [output.get("data", {}) for output in cell.get("outputs", [])]
+    shown = any("image/png" in form or "data:image/png" in form.get("text/html", "") for form in forms)
     return shown or (cell.cell_type == "markdown" and bool(re.search(r"!\[|```mermaid", cell.source)))
 
 

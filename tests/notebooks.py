@@ -3,6 +3,7 @@
     python tests/notebooks.py               execute all, save what changed (this is ``make notebooks``)
     python tests/notebooks.py 03 04         only those whose names begin so
     python tests/notebooks.py --all 03      save also where only measured numbers or pictures changed
+    python tests/notebooks.py recordings    only the player's recordings, which ``make notebooks`` makes last
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
 Notebooks are executed in a fresh copy of the project, so that no run of another day is found. 03, 06 and 10 run on a
@@ -37,6 +38,7 @@ from project import environment, fresh_copy
 
 from mpdemo.cluster import Cluster
 from mpdemo.paths import root
+from mpdemo.world.launch import start
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
@@ -84,8 +86,8 @@ def _normal_output(output, count):
     if output.output_type == "execute_result":
         output.execution_count = count
     if "data" in output:
-        width = output.metadata.get("image/png", {}).get("width")
-        output.metadata = nbformat.from_dict({"image/png": {"width": width}} if width else {})
+        kept = {key: value for key, value in output.metadata.get("image/png", {}).items() if key in ("alt", "width")}
+        output.metadata = nbformat.from_dict({"image/png": kept} if kept else {})
     return output
 
 
@@ -211,6 +213,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
     parser.add_argument("--check", action="store_true", help="execute nothing")
+    load = "mark recordings that are made while other processes run, rather than refuse them"
+    parser.add_argument("--under-load", action="store_true", help=load)
     parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
     args, status = parser.parse_args(), 0
     with tempfile.TemporaryDirectory(prefix="mpdemo-ladder-") as ladder:
@@ -227,6 +231,10 @@ def main() -> int:
             status = status or int(bool(problems))
         if Path(ladder, "speed_tensor").exists():  # the last strategy, after all others
             draw_ladder(ladder)
+    if not args.check and (not args.prefixes or "recordings" in args.prefixes):
+        folder = root() / "mpdemo/notebook/player/recordings"
+        folder.mkdir(parents=True, exist_ok=True)
+        status = start(["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load], 2) or status
     return status
 
 

@@ -5,6 +5,7 @@ Last, values of every kind for every option of every command: taken, or refused 
 
 import argparse
 import contextlib
+from functools import partial
 
 import pytest
 
@@ -50,17 +51,17 @@ def test_colours_and_short_lines_are_for_a_terminal_alone(monkeypatch):
         "  a verdict:\n    " + "word " * 30,
         [["->", "ddp", "yes", "1,000", "2,000", "3.0", "4.0", "1.90", "--shard 8"]],
     )
+    headers = [header.format(unit="images") for header, _ in strategies.COLUMNS.values()][:9]
+    shown = partial(strategies._as_wide_as_the_terminal, rows, headers, ["left"] * 9)
     assert terminal.coloured("same", "green") == "same" and terminal.wrapped(text) == text
-    assert strategies._as_wide_as_the_terminal(rows).endswith("1.90  --shard 8")
+    assert shown().endswith("1.90        --shard 8")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     assert terminal.coloured("same", "green") == "\x1b[32msame\x1b[0m"
     assert max(map(len, terminal.wrapped(text).splitlines())) <= 60
     assert terminal.wrapped(text).splitlines()[2].startswith("      word")
-    *table, more = strategies._as_wide_as_the_terminal(rows).splitlines()
-    assert max(map(len, table)) <= 60 and more.endswith(
-        "has: communication (ms), step time (ms), speed-up, flags of train_gpt.py"
-    )
+    *table, more = shown().splitlines()
+    assert max(map(len, table)) <= 60 and more.endswith("also has: images per second, MFU, speed-up, GPU hours")
     monkeypatch.setenv("NO_COLOR", "1")
     assert terminal.coloured("same", "green") == "same"
 

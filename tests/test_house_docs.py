@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import tomllib
 from collections import Counter
@@ -108,6 +109,14 @@ def anchors(page) -> set:
     lines = re.findall(r"^#+ (.*)$", page, re.M)
     made = {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
     return made | set(re.findall(r'<a id="([^"]+)"', page))
+
+
+def test_the_site_has_a_place_for_every_page():
+    """A page without one is a warning of Sphinx, and so an error of `make site`, which runs by night."""
+    places = [glob for globs in runpy.run_path(root() / "tests/site/conf.py")["CHAPTERS"].values() for glob in globs]
+    pages = [page for page in PAGES if str(page) != "README.md" and page.parts[:2] != ("tests", "site")]
+    lost = [page for page in pages if not any(page.match(f"{place}.md") for place in places)]
+    assert pages and not lost
 
 
 def test_docstrings_name_things_that_exist():

@@ -2,10 +2,12 @@
 
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
 
+import mpdemo
 from mpdemo.paths import root
 
 PACKAGE = root() / "mpdemo"
@@ -26,6 +28,13 @@ def test_front_end_modules_load_without_torch_and_every_module_can_be_imported()
     python(f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"
            "    if 'torch' in sys.modules: sys.exit(f'{name} loads torch')\n"
            f"for name in {modules()}: importlib.import_module(name)")  # fmt: skip
+
+
+def test_the_plugin_costs_a_pytest_of_others_nothing():
+    """Each run of pytest in an environment with mpdemo imports it."""
+    import_it = "import sys, pytest; old = set(sys.modules); import mpdemo.tools.same.pytest_plugin"
+    new = python(f"{import_it}\nprint(*sorted(set(sys.modules) - old))").split()
+    assert new == ["mpdemo", "mpdemo.tools", "mpdemo.tools.same", "mpdemo.tools.same.pytest_plugin"]
 
 
 def modules() -> list:
@@ -95,3 +104,9 @@ def test_in_ci_a_skip_fails_the_run_and_is_named(tmp_path):
     (tmp_path / "test_1.py").write_text("import pytest\ndef test_one():\n    pytest.skip('no such program')\n")
     (tmp_path / "test_2.py").write_text("import pytest\npytest.skip('no module', allow_module_level=True)\n")
     assert run("true") == (1, True) and run("") == (0, False)
+
+
+def test_an_action_of_others_is_pinned_by_its_commit_and_the_citation_names_this_version():
+    used = [use for file in (root() / ".github").rglob("*.yml") for use in re.findall(r"uses: (\S+)", file.read_text())]
+    assert used and all(re.fullmatch(r"\./.*|[\w./-]+@[0-9a-f]{40}", use) for use in used), used
+    assert f"\nversion: {mpdemo.__version__}\n" in (root() / "CITATION.cff").read_text()

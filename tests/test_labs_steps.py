@@ -1,57 +1,33 @@
-"""The parts of a step are read from the profiler's ranges."""
+"""The parts of a step: what the lab reads from a recorded step, and their picture."""
 
-import torch
-from torch.profiler import record_function
+import pytest
 
-from mpdemo.labs import profile_parts
+from mpdemo.labs.where_time_goes import parts
 from mpdemo.notebook.plots.charts import PARTS, step_parts
 
-MS = 1000  # microseconds
-EVENTS = [  # name, thread, begin, end; thread 1 trains, and others are those of gloo
-    (profile_parts.STEP, 1, 0, 100 * MS),
-    (profile_parts.LOADING, 1, 0, 10 * MS),
-    ("aten::stack", 1, 2 * MS, 8 * MS),  # part of the loading
-    ("aten::linear", 1, 12 * MS, 30 * MS),
-    ("aten::addmm", 1, 13 * MS, 29 * MS),  # within the one before
-    ("aten::mul", 7, 40 * MS, 60 * MS),  # of another thread
-    ("autograd::engine::evaluate_function: AddmmBackward0", 1, 30 * MS, 60 * MS),
-    ("aten::mm", 1, 31 * MS, 59 * MS),
-    ("gloo:all_reduce", 2, 50 * MS, 75 * MS),
-    ("gloo:all_reduce", 3, 70 * MS, 80 * MS),  # at the same time as the end of the other
-    ("Optimizer.step#SGD.step", 1, 80 * MS, 95 * MS),
-    ("gloo:all_reduce", 2, 300 * MS, 400 * MS),  # of another step
-]
+
+def event(rank, kind, start, end, **more):
+    """Return an event of a recorded step; times in ms."""
+    row = {"rank": rank, "lane": "comm" if more else "compute", "kind": kind, "start": start / 1e3, "end": end / 1e3}
+    return row | {name: value / 1e3 if name == "moves" else value for name, value in more.items()}
 
 
 def test_every_moment_of_a_step_belongs_to_one_part():
-    parts = {name: round(1000 * s) for name, s in profile_parts.parts(EVENTS, 1, (0, 100 * MS)).items()}
-    assert parts.pop("hidden") == 10
-    assert parts == {"loading": 10, "forward": 18, "backward": 30, "optimizer": 15, "exposed": 20, "other": 7}
-    assert sum(parts.values()) == 100
-
-
-def test_the_profiler_still_has_the_names_that_are_looked_for():
-    """Loading, forward, backward and optimizer of a real step, on one process."""
-    model = torch.nn.Linear(300, 300)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with profile_parts.recording() as recorded:
-        for _ in range(2):
-            with record_function(profile_parts.STEP):
-                with record_function(profile_parts.LOADING):
-                    images = torch.randn(200, 300)
-                model(images).sum().backward()
-                optimizer.step()
-    steps = profile_parts.steps_of(recorded)
-    assert len(steps) == 2
-    for step in steps:
-        assert all(step[part] > 0 for part in ("loading", "forward", "backward", "optimizer"))
-        assert step["exposed"] == step["hidden"] == 0
-
-
-def test_ranks_that_wait_for_each_other_have_equally_long_mean_steps():
-    """Rank 1 is late in one step and early in the next; its median step would be shorter than rank 0's."""
-    ranks = [[{"forward": ms} for ms in times] for times in ((100, 100, 100), (85, 90, 125))]
-    assert [profile_parts.mean_step(steps) for steps in ranks] == [{"forward": 100}] * 2
+    """Of two buckets, the first is reduced during the backward pass, and both at the same time for a while."""
+    computed = ("L", 0, 10), ("F", 12, 30), ("B", 30, 60), ("O", 80, 95)
+    events = [event(rank, *row) for rank in (0, 1) for row in computed]
+    events += [event(rank, "A", 50, 72, moves=50, group="g0") for rank in (0, 1)]
+    events += [event(rank, "A", start, 80, moves=70, group="g1") for rank, start in ((0, 60), (1, 70))]
+    events.append(event(0, "O", 95, 99))
+    found = [
+        {name: round(1e3 * s) for name, s in parts({"events": events, "end": 0.1}, rank).items()} for rank in (0, 1)
+    ]
+    assert [row.pop("hidden") for row in found] == [10, 10]
+    common = {"loading": 10, "forward": 18, "backward": 30, "exposed": 20}
+    assert found[0] == common | {"optimizer": 19, "waits": 0, "other": 3}
+    assert found[1] == common | {"optimizer": 15, "waits": 4, "other": 3}  # rank 0 is through later
+    late = [row | {"moves": 0.078} if row.get("group") == "g1" else row for row in events if row.get("group") != "g0"]
+    assert parts({"events": late, "end": 0.1}, 0)["waits"] == pytest.approx(0.018)
 
 
 def row(rank, case="a case", **seconds):

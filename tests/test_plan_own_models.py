@@ -3,18 +3,20 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
+from mpdemo.predict.efficiency import AT_BEST
 from mpdemo.predict.footprint import RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.own_model import OwnModel
-from mpdemo.tools.plan.request import ALL, BOTH, NotPlanned, PlanRequest
-from mpdemo.tools.plan.strategies import compare, table
+from mpdemo.tools.plan.request import ALL, BOTH, OFFLOAD, SELECTIVE, NotPlanned, PlanRequest
+from mpdemo.tools.plan.strategies import as_rows, compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
     ("Tied", "64t", 153_216, False, "embed.weight and head.weight are one parameter"),
@@ -37,7 +39,7 @@ CASES = [  # function, shape of a sample (t: of tokens), parameters that train, 
     ("Moco", "3,4,4", 784, False, ""),
     ("recommender", None, 8_583, False, ""),
     ("Rivals", "3,4,4", 481, True, ""),
-    ("Recurrent", "6t", 5_090, False, ""),
+    ("Recurrent", "6t", 5_090, False, "cuDNN may keep more"),
     ("gpt_with_targets", None, 71_616, True, ""),
     ("triplet", None, 784, True, ""),
     ("Fourier", "3,16,16", 960, False, ""),
@@ -132,10 +134,11 @@ def test_shards_within_a_node_are_larger_than_across_nodes(llama):
 
 
 def test_messages_hide_behind_the_computation_but_for_one_layers_and_those_inside_blocks(llama):
-    alone = own.replicated(request(llama, batch=8, devices=1, gpu="h100"), parts=(1,)).seconds
-    ddp = own.replicated(request(llama, batch=64, devices=8, gpu="h100"), parts=(1,))
+    at_best = {"gpu": "h100", "efficiency": AT_BEST}
+    alone = own.replicated(request(llama, batch=8, devices=1, **at_best), parts=(1,)).seconds
+    ddp = own.replicated(request(llama, batch=64, devices=8, **at_best), parts=(1,))
     assert ddp.sending < alone < ddp.seconds < alone + 0.2 * ddp.sending
-    split = own.split_layers(request(llama, batch=8, gpu="h100"))
+    split = own.split_layers(request(llama, batch=8, **at_best))
     assert split.seconds > 0.5 * alone + split.sending
 
 
@@ -155,6 +158,30 @@ def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(llama, mon
     in_parts, at_once = compare(smaller)
     assert (in_parts.answer, at_once.answer) == (f"fsdp{ALL}", both)
     assert in_parts.fits and in_parts.predicted.parts == 2
+
+
+def test_selective_checkpointing_and_offload_have_rows_where_they_help(llama, monkeypatch):
+    asked = request(llama, batch=64)
+    way = {"bf16": True, "checkpointing": True}
+    plain, some, again = (
+        own.sharded(asked, **each).memory for each in ({"bf16": True}, way | {"selective": True}, way)
+    )
+    host = own.offloaded(asked, **way, offload=True)
+    assert again < 0.8 * some < 0.7 * plain and host.memory < again
+    # A layer's parameters come twice, what is the module's own once, and each gradient goes: of half the model.
+    own_ones = llama.weights - sum(p.nbytes for layer in llama.layers_of(llama.template) for p in layer.parameters())
+    assert host.moved == pytest.approx((3 * llama.weights - own_ones) / 2, rel=0.001)
+    assert (
+        host.least == pytest.approx((2 * llama.weights - own_ones) / 2 / 32e9, rel=0.001) and host.seconds >= host.least
+    )
+    rules, ways = own.rules_of, (", bf16", BOTH, SELECTIVE, OFFLOAD)
+    monkeypatch.setattr(
+        own, "rules_of", lambda of: [r for r in rules(of) if r.answer in [f"fsdp{way}" for way in ways]]
+    )
+    for memory, way in ((plain, ", bf16"), (some, SELECTIVE), (again, BOTH), (host.memory, OFFLOAD)):
+        rows = compare(replace(asked, memory=RESERVE + memory))
+        assert [row.answer for row in rows if row.fits][0] == f"fsdp{way}"
+        assert sum(row.answer.endswith((SELECTIVE, OFFLOAD)) for row in rows) == (way in (SELECTIVE, OFFLOAD))
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):
@@ -282,6 +309,24 @@ def test_the_flags_of_a_row_are_those_of_the_script(blocks, monkeypatch):
             assert read.pp * read.replicate * read.shard * read.tp == 8, name
 
 
+def test_a_row_says_what_its_step_time_means_for_a_whole_run(llama):
+    """Products of a Llama: 6 operations per token for each weight but the embedding's, and those of attention."""
+    asked = request(llama, batch=64, devices=8, gpu="h100", total=3e9, price=2.5)
+    for row in as_rows(asked, compare(asked)):
+        if row["seconds"] and "LoRA" not in row["strategy"]:
+            assert row["per_second"] == 64 * 64 / row["seconds"]
+            assert row["gpu_hours"] == pytest.approx(8 * 3e9 / row["per_second"] / 3600)
+            assert row["price"] == 2.5 * row["gpu_hours"]
+            peak = 989e12 if "bf16" in row["strategy"] else 67e12
+            attention = 8 * 12 * 64 * 384  # blocks; two products, forward and backward, of all scores
+            products = 6 * llama.weights / 4 + attention
+            assert row["mfu"] == pytest.approx(products * row["per_second"] / (8 * peak), rel=0.02), row
+    shown = table(asked, compare(asked))
+    assert all(word in shown for word in ("tokens", "MFU", "GPU hours", "(EUR)"))
+    assert "GPU hours" not in table(replace(asked, total=None, price=None), compare(asked))
+    assert made("Unet", "3,32,32").unit == ("images", 1) and made("Density", "8").unit == ("samples", 1)
+
+
 def test_a_model_that_is_larger_than_this_machine_takes_no_memory():
     assert step(made("huge", str(2**16))).weights > 64 * 2**30
 
@@ -297,6 +342,7 @@ def test_a_model_that_is_larger_than_this_machine_takes_no_memory():
         ("checkpointed", "4,8,8", "a step of --model"),
         ("nothing", "8", "cannot be imported"),
         ("MixtureAsInPublicCode", "6,16", "asks for values"),
+        ("Speech", "6,8", "asks for values"),
         ("Nested", "6,8", "does not run without numbers"),
         ("read_large", "32768", "asks for numbers while it is built, and is larger than 1 GiB"),
     ],

@@ -31,6 +31,7 @@ def steps(name, batch=4, length=LENGTH, **way):
         pytest.param("untied_20m", {"checkpointing": True}, marks=pytest.mark.nightly),
         pytest.param("tied_20m", {"bf16": True}, marks=pytest.mark.nightly),
         ("untied_20m", {"bf16": True, "checkpointing": True}),
+        pytest.param("untied_20m", {"checkpointing": True, "selective": True}, marks=pytest.mark.nightly),
         ("bf16_20m", {}),
     ],
 )

@@ -107,7 +107,7 @@ def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_o
     first, second = (f"{peak / MIB:,.0f}" for peak in found.stages)
     *_, row, below = strategies.table(request, [pipeline]).splitlines()
     assert row.split()[1:4] == ["pipeline", "yes", first] and below.split() == [second]
-    assert strategies.as_row(pipeline)["stages_mib"] == [peak / MIB for peak in found.stages]
+    assert strategies.as_rows(request, [pipeline])[0]["stages_mib"] == [peak / MIB for peak in found.stages]
     monkeypatch.setattr(own, "STAGES_SHOWN", 1)
     long = own.pipeline(request)
     assert long.stages == () and long.memory in found.stages
@@ -121,6 +121,10 @@ def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_o
         ("--gpu-memory 16GiB", "--devices is missing; say how many devices there are, such as --devices 8"),
         ("--devices 2", "--gpu is missing; say what the devices are, v100, a100, "),
         ("--devices 2 --gpu-memory 16", "such as 16GiB"),
+        ("--devices 2 --gpu a100 --total 90x", "--total '90x': allowed: how many tokens or images, such as 300e9"),
+        ("--devices 2 --gpu a100 --total 1e999", "or epochs x images, such as 90x1281167"),
+        ("--devices 2 --gpu a100 --total 3e9 --price -1", "--price -1 is not allowed: it should be greater than 0"),
+        ("--devices 2 --gpu a100 --price 2", "--price is that of a whole run; say how long it is"),
         ("--devices 2 --gpu-memory 512MiB", "allowed: 1GiB or more"),
         ("--devices 3 --gpu-memory 16GiB", "a batch of 32 does not divide by 3 devices"),
         ("--devices 2 --gpu h1000", "allowed: v100, a100, a100-80, h100, h200, b200, l40s, rtx4090, mi300x; did you"),

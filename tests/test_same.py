@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.tools.same import command, resume, steps, verdict
+from mpdemo.tools.same import NotTheSame, causes, command, resume, steps, verdict
 from mpdemo.tools.same.compare import TABLE
 from mpdemo.tools.same.mpdemo_watcher import chance
+from mpdemo.tools.same.mpdemo_watcher.rows import rows_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.same.worlds import Rank
 
@@ -115,6 +116,25 @@ BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in mod
 RELU = "self.norm(self.inside(x)).relu()"
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
+BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
+EACH, ONE_BY_ONE = (
+    "        for k, (x, y) in enumerate(loader, 1):\n",
+    "        batches = iter(loader)\n        for k in range(1, len(loader) + 1):\n            x, y = next(batches)\n",
+)
+OF_ALL = "lambda epoch: 0.9**epoch", "lambda epoch: 0.9 ** (epoch / (len(loader) * part * world))"
+SYNCED = (
+    "nn.GroupNorm(2, 8)",
+    "nn.BatchNorm2d(8)",
+    "    model = Dist",
+    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n    model = Dist",
+)
+OF_ONE = STEP + "            if rank == 0 and k == 3:\n                dist.all_reduce(torch.zeros(5))\n"
+AVERAGE = (DDP, DDP + "\n    average = {n: p.detach().clone() for n, p in model.module.named_parameters()}", STEP)
+AVERAGE += (
+    STEP + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
+)
+LATE = (DDP, "net = Net()\n    net.inside.requires_grad_(False)\n    model = DistributedDataParallel(net)")
+LATE += ("        total = torch", "        net.inside.requires_grad_(epoch == 4)\n        total = torch")
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
     "functions": ("", "plain.py"),
@@ -145,6 +165,9 @@ RIGHT = {
     "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
     "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
+    "an update by hand": ("", "plain.py", *BY_HAND),
+    "all batches by next": ("", "plain.py", EACH, ONE_BY_ONE, *OF_ALL),
+    "SyncBatchNorm": ("all-reduces on CPUs", "--device cpu -- cuda.py", *SYNCED),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
 }
@@ -206,6 +229,9 @@ FAULTS = {
         "            if stopped:",
         "            if rank == 0 and k == 3:\n                return\n            if stopped:",
     ),
+    "collectives differ": ("plain.py", STEP, OF_ONE),
+    "copy of the weights differs": ("plain.py", *AVERAGE),
+    "unfrozen after wrapping": ("plain.py", *LATE),
     "no weight changes": ("plain.py", STEP.replace("    optimizer", "        optimizer"), KEEPS),
     "module over the batch": ("plain.py", "nn.LayerNorm(16)", "OverBatch()", "class Net", OVER_BATCH + "class Net"),
     "no sampler (of a stream)": ("styles.py --style stream", "number % world == rank", "number >= 0"),
@@ -277,12 +303,45 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
     "parameters in no optimizer, weights differ (an update by hand)",
     "untrained weights differ",
     "a model that only counts on meta",
+    "an update by hand",
+    "all batches by next",
+    "SyncBatchNorm",
+    "copy of the weights differs",
+    "unfrozen after wrapping",
+    "loss of one rank",
+    "untrained weights differ (of a teacher)",
+    # a public bug has the same fault by day
+    "a loss over all ranks",
+    "no set_epoch",
+    "gradients summed",
+    "gradients summed (by hand)",
+    "mean of means",
+    "gathered without gradient",
+    "parameters outside the wrapper",
+    # and by night
+    "mesh without reduction",
+    "weights differ (of replicas)",
+    "optimizer built before wrapping",
+}
+ZOO = SCRIPTS / "zoo"
+BUGS = sorted(path.stem for path in ZOO.glob("*.py") if path.stem != "common")
+BUGS_BY_DAY = {"clip_gather", "late_adapter", "loss_times_ranks", "no_set_epoch", "tokens_per_rank"}
+NOT_YET = {  # public bugs that are missed, or found under another name
+    "same_dropout": "missed: equal random numbers in all ranks are no difference",
+    "same_noise": "missed: equal random numbers in all ranks are no difference",
 }
 
 
 def each(cases):
     """Return the names of cases; some are for the night."""
     return [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in cases]
+
+
+def bugs(**expected):
+    """Return the names of the public bugs, most for the night; some are expected to fail, with a reason."""
+    fails = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in expected.items()}
+    nights = {name: [pytest.mark.nightly] * (name not in BUGS_BY_DAY) for name in BUGS}
+    return [pytest.param(name, marks=fails.get(name, []) + nights[name]) for name in BUGS]
 
 
 @pytest.fixture(scope="module")
@@ -349,9 +408,27 @@ def test_a_right_script_is_the_same_training(judge, name):
         assert found["table"]["messages per step"] == ["0", "1"]  # of DTensors
 
 
+LINES = {  # the line that is named
+    "collectives differ": "dist.all_reduce(torch.zeros(5))",
+    "learning rates differ": "optimizer.step()",
+    "gradients summed": "loss.backward()",
+    "wrapper bypassed": "model.module(x)",
+    "unfrozen after wrapping": "DistributedDataParallel(net)",
+    "no sampler": "loader = DataLoader",
+    "parameters in no optimizer": "torch.optim.AdamW(",
+    "same file from every rank": "open('log.txt', 'a')",
+}
+
+
 @pytest.mark.parametrize("name", each(FAULTS))
 def test_a_planted_fault_is_found_under_its_name(judge, name):
-    assert judge(*FAULTS[name])[0] == re.sub(r" \(.*\)", "", name).split(", ")
+    names, found = judge(*FAULTS[name])
+    assert names == re.sub(r" \(.*\)", "", name).split(", ")
+    lines = [finding.where for finding in (*found["findings"], *found["harmless"]) if finding.where]
+    assert all(re.fullmatch(r"train.py:\d+", line) for line in lines)
+    if name in LINES:
+        (line,) = lines
+        assert LINES[name] in Path("train.py").read_text().splitlines()[int(line.partition(":")[2]) - 1]
 
 
 @pytest.mark.parametrize("name", each(RESUMES))
@@ -360,6 +437,50 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     names, found = judge(*case, resumed=True)
     assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found)
     assert ("NOT a second time" in found["said"]) == (" of a second" in name or " of a first" in name)
+
+
+ABOUT = re.compile(r'"""[^\n]+\n\n(https://github\.com/\S+) \(\d{4}-\d\d-\d\d\)\nnamed: ([^\n]+)\n"""\n')
+
+
+def named(name) -> str:
+    """Return the expression that the names of what is found in a public bug must match."""
+    return ABOUT.match((ZOO / f"{name}.py").read_text())[2]
+
+
+@pytest.fixture
+def bug(watcher, tmp_path, monkeypatch):
+    """Run a public bug, or with --fixed its right twin; return the names of what is found, and the verdict."""
+    folder = tmp_path / "not" / "too" / "near" / "zoo"
+    shutil.copytree(ZOO, folder)
+    monkeypatch.chdir(folder)
+
+    def found_in(name, *words):
+        watcher.aim(arguments("--timeout", "20", f"{name}.py", *words))
+        resumes = name.startswith("resume_")
+        found = resume.verdict(watcher, 2, 1) if resumes else verdict.verdicts_of(watcher, [1, 2])[0]
+        command.show(found)
+        return [finding.name for finding in (*found["findings"], *found["harmless"])], found["verdict"]
+
+    return found_in
+
+
+@pytest.mark.parametrize("name", bugs(**NOT_YET))
+def test_a_public_bug_is_found_and_named(bug, name):
+    names, _ = bug(name)
+    assert names and re.search(named(name), names[0])
+
+
+@pytest.mark.parametrize("name", bugs())
+def test_the_right_twin_of_a_public_bug_is_the_same_training(bug, name):
+    assert bug(name, "--fixed") == ([], "same")
+
+
+def test_a_public_bug_has_its_address_and_one_line():
+    texts = [(ZOO / f"{name}.py").read_text() for name in BUGS]
+    addresses = [ABOUT.match(text)[1] for text in texts]
+    assert len(texts) >= 30 and len(set(addresses)) == len(texts)
+    assert all(text.count("# fault\n") == 1 and len(text.splitlines()) <= 60 for text in texts)
+    assert NOT_YET.keys() | BUGS_BY_DAY <= set(BUGS)
 
 
 SAVED = "            if stopped:\n" + WARNED
@@ -431,26 +552,90 @@ def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
     assert names[:1] == [name]
 
 
-# No optimizer's step can be seen.
-BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
+UNTRAINED = ("optimizer.step()", "pass")  # no step can be seen
 STATUS = {  # option: script, exit status, a sentence that is printed
     "": (("plain.py", SHOWN, "shown = total"), 0, "The training is the same, but:\n  loss of one rank"),
     "--strict": (("plain.py", SHOWN, "shown = total"), 1, "NOT the same training\n  loss of one rank"),
-    "--batches 3": (("plain.py", *BY_HAND), 3, "cannot tell whether it is the same training"),
+    "--batches 3": (("plain.py", *UNTRAINED), 3, "cannot tell whether it is the same training"),
 }
 
 
-@pytest.mark.parametrize("option", STATUS)
-def test_the_exit_status_tells_three_verdicts(watcher, tmp_path, monkeypatch, capsys, option):
-    case, status, sentence = STATUS[option]
+@pytest.fixture
+def shared(watcher, tmp_path, monkeypatch):
+    """A folder in which the command uses the watcher that all tests share."""
+
+    def aimed(args):
+        watcher.aim(args)
+        return contextlib.nullcontext(watcher)
+
+    monkeypatch.setattr(command, "Watcher", aimed)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("option", STATUS)
+def test_the_exit_status_tells_three_verdicts(shared, capsys, option):
+    case, status, sentence = STATUS[option]
     Path("train.py").write_text(planted(*case))
-    monkeypatch.setattr(command, "Watcher", lambda args: contextlib.nullcontext(watcher))
-    args = parsed(*option.split(), "--json", "found.json", "train.py")
-    watcher.aim(args)
-    assert command.main(args) == status
+    assert command.main(parsed(*option.split(), "--json", "found.json", "train.py")) == status
     assert sentence in capsys.readouterr().out
-    assert json.loads(Path("found.json").read_text())["same"] == (status == 0)
+    found = json.loads(Path("found.json").read_text())
+    assert found["same"] == (status == 0) and found["format"] == 1
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"].keys() == {"mpdemo", "torch", "python"}
+
+
+def test_a_call_returns_what_json_has_or_raises_what_was_found(same, shared):
+    """The fixture is the plugin's; its script stands in a folder below."""
+    Path("scripts").mkdir()
+    script, faults = Path("scripts", "train.py"), FAULTS["gradients summed"]
+    script.write_text(planted(*faults))
+    with pytest.raises(
+        NotTheSame, match=r"(?s)train.py --epochs 2\n2 .* NOT .*\n  gradients summed: .*Remedy: .*S205"
+    ) as found:
+        same("scripts/train.py", "--epochs", 2)
+    assert found.value.record["worlds"][0]["findings"][0]["code"] == "S205"
+    Path("scripts", "same.toml").write_text('[accepted]\nS205 = "the loss is a sum"\nS103 = "one order"')
+    record = same(script, "--epochs", "2", processes=[1, 2], timeout=60)
+    (row,) = record["worlds"][0]["accepted"]
+    assert (record["verdict"], record["same"], record["unmatched"]) == ("accepted", False, ["S103"])
+    assert row["reason"] == "the loss is a sum" and record["worlds"][0]["findings"] == []
+    with pytest.raises(UserError, match="no option 'time_out'; allowed: .*did you mean 'timeout'"):
+        same("scripts/train.py", time_out=60)
+
+
+def test_what_is_accepted_is_printed_with_its_reason_and_does_not_fail(shared, capsys):
+    Path("train.py").write_text(planted("plain.py", SHOWN, "shown = total"))
+    Path("same.toml").write_text('[accepted]\nS402 = "one loss is enough"\nS501 = "never seen"')
+    assert command.main(parsed("--strict", "train.py")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "NOT the same training, as same.toml accepts loss of one rank: " in said
+    assert "Accepted (S402): one loss is enough" in said and "accepts S501, which is not found any more" in said
+
+
+NOT_ACCEPTED = {  # same.toml: what the line says
+    "[accepted]\nS999 = 'x'": "'S999' is the code of no finding",
+    "[accepted]\nS402 = ' '": "S402 has no reason",
+    "[accepted]\nS402 = 1": "S402 has no reason",
+    "S402 = 'x'": r"holds S402; allowed: \[accepted\]",
+    "": "has no table",
+    "[accepted": "same.toml: Expected",
+}
+
+
+@pytest.mark.parametrize("text", NOT_ACCEPTED)
+def test_a_bad_file_of_what_is_accepted_is_one_line_before_the_script_starts(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("open('started', 'w')")
+    Path("same.toml").write_text(text)
+    with pytest.raises(UserError, match=NOT_ACCEPTED[text]) as refusal:
+        command.main(parsed("train.py"))
+    assert "\n" not in str(refusal.value) and not Path("started").exists()
+
+
+def test_rows_are_told_apart_without_numpy(monkeypatch):
+    wanted = rows_of((X, X.long()))
+    monkeypatch.setattr(torch.Tensor, "numpy", None, raising=False)
+    assert rows_of((X, X.long())) == wanted and len(set(wanted)) == 4
+    assert rows_of((X[[2, 0]], X.long()[[2, 0]])) == [wanted[2], wanted[0]] and rows_of(()) == []
 
 
 WRITES = """    assert open("notes.txt").read() == "mine\\n"
@@ -611,6 +796,35 @@ def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, w
     assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+ALONE = """import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_is_not_distributed_is_told_so_and_nothing_else(watcher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(ALONE)
+    watcher.aim(arguments("train.py"))
+    (found,) = verdict.verdicts_of(watcher, [1, 2])[0]["findings"]
+    assert (found.name, found.where) == ("not distributed", "train.py:7")
+
+
+def test_the_weights_by_which_gradients_make_another_one_are_found():
+    """A mean over unequal counts is a weighted mean of the ranks'; what is over the batch is none."""
+    a, b = ({name: [1.0, torch.randn(()).item(), torch.randn(()).item(), ""] for name in "xyz"} for _ in range(2))
+    mean = {
+        name: [1.0, *(0.6 * p + 0.4 * q for p, q in zip(a[name][1:3], b[name][1:3], strict=True)), ""] for name in a
+    }
+    weights, left = causes.weights_of([a, b], mean)
+    assert weights == pytest.approx([0.6, 0.4]) and left < 1e-9
+    assert causes.weights_of([a, b], mean | {"x": [1.0, 9.0, -9.0, ""]})[1] > 0.1
+
+
 REFUSED = {  # script: what the line says
     "raise ValueError('my own')": "fails with 1 process: ValueError: my own",
     "import sys; sys.exit('bye')": "fails with 1 process: bye",
@@ -674,7 +888,9 @@ def test_a_gradient_is_cut_off_if_it_is_zero_in_all_steps_of_all_ranks(one, firs
     assert found is None if not is_cut else found.name == "gradient cut off" and "gradient of b is" in found.what
 
 
-def test_each_finding_has_its_section_in_a_notebook():
+def test_each_finding_has_a_code_of_its_own_and_its_section_in_a_notebook():
+    codes = [row["code"] for row in TABLE.values()]
+    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"S[1-6]\d\d", code) for code in codes)
     for name, row in TABLE.items():
         number, section = re.fullmatch(r"notebook (\d\d), section (\d)", row["section"]).groups()
         (file,) = (root() / "notebooks").glob(f"{number}_*.ipynb")

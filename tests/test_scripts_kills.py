@@ -97,6 +97,14 @@ def test_neither_a_damaged_nor_an_unfinished_checkpoint_is_one_of_the_newest_two
     assert {path.name for path in training.folder.glob("a-*") if path.is_dir()} == {"a-8", "a-10"}
 
 
+@pytest.mark.parametrize("begun", ["train_ddp"], indirect=True)
+def test_a_damaged_file_is_none_of_the_newest_two(training):
+    whole, damaged = training.steps("a")
+    damage(training.saved("a")[-1], "flipped")
+    training.run("a", training.at(damaged + 1, 0, "stop"))
+    assert training.steps("a") == [whole, damaged + 1] and (training.folder / f"a-{damaged}.damaged").exists()
+
+
 MORE = """    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2), use_buffers=True)
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(average.parameters(), 1.0), 1)
 """

@@ -1,7 +1,7 @@
 """The pipeline rung on two processes, recorded: every operation is there, in order, on one clock."""
 
+import json
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +9,12 @@ from worlds import run_worlds
 
 from mpdemo.errors import UserError
 from mpdemo.measure import timeline
-from mpdemo.measure.trial import Trial, observe
+from mpdemo.measure.trial import RECORDED, Trial, record
 from mpdemo.notebook import plots
 from mpdemo.predict import SCHEDULES, placement, simulate, usual_stages_per_rank
+from mpdemo.predict.counting import peak_of_a_step
 from mpdemo.predict.simulate import order
-from mpdemo.rungs import data_parallel
 from mpdemo.settings import Settings
-from mpdemo.training.recorder import Recorder
 from mpdemo.world.env import World
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 2
@@ -78,53 +77,51 @@ def test_no_recording_is_refused(tmp_path):
         timeline.load(tmp_path)
 
 
-def observed_trial(rung, **settings):
-    """Build a rung on a batch of random images, in this process alone, and record it from outside."""
-    world = World()
-    trial = Trial(Settings(rung=rung, model="toy", image_size=28, batch_size=8, **settings), world)
-    plain = {name: gradient.clone() for name, gradient in trial.gradients().items()}
-    observe(trial, Recorder(0, world.device, alone=True))
-    return trial, plain
+def test_a_step_of_pytorchs_profiler_tells_the_same_operations_and_the_messages_between_them(recorded):
+    """Every schedule recorded what it does itself; the profiler saw the same, in the same process, in 1F1B."""
+    step = json.loads((recorded / "profiled.json").read_text())
+    listed = order("1F1B", RANKS, MICROBATCHES, 1)
+    for rank in range(RANKS):
+        lane = [row for row in step["events"] if row["rank"] == rank and row["lane"] == "compute"]
+        marked = [(row["kind"], row["stage"], row["microbatch"]) for row in lane if "microbatch" in row]
+        assert marked == [tuple(operation) for operation in listed[rank]] and lane[-1]["kind"] == "O"
+    for direction, kind in (((0, 1), "F"), ((1, 0), "B")):
+        sent = [row for row in step["events"] if (row["rank"], row.get("to")) == direction]
+        computed = [row for row in step["events"] if (row["rank"], row["kind"]) == (direction[1], kind)]
+        assert len(sent) == MICROBATCHES and all(row["bytes"] == 2 * 16 * 192 * 4 for row in sent)
+        needed = [row for row in computed if "microbatch" in row]
+        assert all(message["moves"] <= row["start"] for message, row in zip(sent, needed, strict=True))
+
+
+def profiled_trial(rung, **settings):
+    """Build a rung on a batch of random images in this process alone; return two gradients and its recorded steps."""
+    trial = Trial(Settings(rung=rung, model="transformer", image_size=28, batch_size=8, **settings), World())
+    before = {name: gradient.clone() for name, gradient in trial.gradients().items()}
+    after = trial.gradients()
+    trial.step()  # makes the optimizer's states
+    return trial, all(torch.equal(before[name], after[name]) for name in before), record(trial)
 
 
 def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
-    trial, plain = observed_trial("single", microbatches=2)
-    recorded = trial.gradients()  # outside of a step: not recorded
-    assert trial.run.recorder.steps == [] and all((recorded[name] == plain[name]).all() for name in plain)
-    for _ in range(2):
-        trial.step()
-    for step in trial.run.recorder.steps:
-        events = step["events"]
-        assert [f"{row['kind']}{row['microbatch']}" for row in events] == ["F0", "B0", "F1", "B1", "O0"]
-        assert all(before["end"] <= after["start"] for before, after in pairwise(events))
-        assert step["start"] <= events[0]["start"] and events[-1]["end"] <= step["end"]
-        assert all(row["start"] < row["end"] for row in events)
+    trial, equal, steps = profiled_trial("single", microbatches=2)
+    (counted,) = peak_of_a_step(trial)  # by a dispatch mode instead
+    assert equal and len(steps) == RECORDED - 2
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trial.rung.model.modules())
+    for step in steps:
+        rows = [(row["kind"], row["layer"]) for row in step["events"] if "layer" in row]
+        part = [("F", layer) for layer in range(8)] + [("B", layer) for layer in reversed(range(8))]
+        assert rows == 2 * part and step["events"][-1]["kind"] == "O"
+        assert all(before["end"] <= after["start"] for before, after in pairwise(step["events"]))
+        weights = sum(p.nbytes for p in trial.rung.model.parameters())
+        time, *parts = step["memory"][0][0]
+        assert parts[:3] == pytest.approx(3 * [weights], rel=2e-3)  # SGD keeps one number of each
+        assert max(sum(row[1:]) for row in step["memory"][0]) == pytest.approx(sum(counted), rel=0.02)
 
 
-def test_of_pytorchs_own_data_parallel_the_wrapper_is_recorded_and_not_each_copy(monkeypatch):
-    """Its copies share the model's hooks, each in a thread and on another GPU, whose clocks cannot be compared."""
-    trial = Trial(Settings(rung="data_parallel", model="toy", image_size=28, batch_size=8, devices=1), World())
-    parallel = torch.nn.DataParallel(trial.rung.model)  # without GPUs it calls the model itself
-    step = trial.rung.step
-    trial.rung.step = lambda images, labels: (parallel(images), step(images, labels))[1]
-    monkeypatch.setattr(trial.run, "device", SimpleNamespace(type="cuda"))
-    observe(trial, recorder := Recorder(0, World().device, alone=True))
-    assert not trial.rung.model._forward_pre_hooks and not trial.rung.model._forward_hooks
-    monkeypatch.undo()
-    trial.step()
-    assert [row["kind"] for row in recorder.steps[0]["events"]] == ["F", "B", "O"]
-
-
-def test_the_threads_of_data_parallel_have_a_lane_for_each_device_and_nothing_of_pytorch_stays_replaced():
-    places = [(torch.Tensor, "backward"), (data_parallel, "forward"), (data_parallel, "gradients")]
-    before = [getattr(*place) for place in places]
-    trial, _ = observed_trial("data_parallel", devices=2)
-    trial.step()
-    assert [getattr(*place) for place in places] == before
-    lanes = {0: [], 1: []}
-    for row in timeline.merge(trial.run.recorder.steps):
-        lanes[row["rank"]].append(row["kind"])
-    assert lanes == {0: ["F", "B", "O"], 1: ["F", "B"]}
+def test_the_threads_of_data_parallel_have_a_lane_for_each_device():
+    _, equal, steps = profiled_trial("data_parallel", devices=2)
+    lanes = {rank: {row["kind"] for row in steps[0]["events"] if row["rank"] == rank} for rank in (0, 1)}
+    assert equal and lanes == {0: {"F", "B", "O"}, 1: {"F", "B"}}
 
 
 def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():

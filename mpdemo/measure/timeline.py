@@ -8,6 +8,7 @@ all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +46,37 @@ def idle_share(rows):
     computing = [row for row in rows if row["kind"] in COMPUTES]
     busy = sum(row["end"] - row["start"] for row in computing)
     return 1 - busy / len({row["rank"] for row in computing}) / step_time(rows)
+
+
+def waiting(rows) -> list[dict]:
+    """Return when each rank computed nothing, and why: `kind` "exposed" (its bytes moved) or "waits" (`on` a rank).
+
+    `rows` are a step of `mpdemo.measure.traces`. A rank that is through with it waits for the last one. In what is left
+    of its time a rank did neither: it copied, for example, or was in Python.
+    """
+    found, groups = [], defaultdict(list)
+    for row in rows:
+        if "moves" in row:
+            groups[row["group"]].append(row)
+    last = max(rows, key=lambda row: row["end"])
+    for rank in sorted({row["rank"] for row in rows}):
+        busy = [(row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"]
+        own = [row for row in rows if rank in (row["rank"], row.get("to"))]
+        parts = [(max(row["end"] for row in own), last["end"], "waits", last["rank"])]
+        for row in (row for row in own if "moves" in row):
+            on = max(groups[row["group"]], key=lambda other: other["start"])["rank"]
+            begin = row["start"]
+            if "to" in row:  # a message
+                on, begin = (row["to"], begin) if row["rank"] == rank else (row["rank"], row["posted"])
+            parts += [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", on)]
+        edges = sorted({time for part in parts + busy for time in part[:2]})
+        for begin, end in pairwise(edges):
+            middle = (begin + end) / 2
+            now = [part[2:] for part in parts if part[0] < middle < part[1]]
+            if now and not any(a < middle < b for a, b in busy):
+                kind, on = min(now, key=lambda why: why[0])
+                found.append({"rank": rank, "kind": kind, "on": on, "start": begin, "end": end})
+    return found
 
 
 def typical(steps):

@@ -1,29 +1,35 @@
 """A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others.
 
-`observe` records a rung that holds the whole model: its file stays as the notebooks show it. Besides F and B, the
-forward and the backward passes, these timelines hold O, the optimizer's step, and may hold A, the all-reduce of a
-bucket of gradients, which runs while B continues.
+`record` does some more steps under torch.profiler: what each rank computed, sent and waited for (traces.py). A rung's
+file stays as the notebooks show it.
 """
 
 import copy
+import math
 import os
+import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from mpdemo.measure import timeline
+from mpdemo.measure import spans, timeline, traces
+from mpdemo.predict.counting import local
 from mpdemo.run import builder
-from mpdemo.rungs import data_parallel
 from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.training.private_torch import all_threads
+from mpdemo.training.recorder import around, mark
 from mpdemo.training.setup import Run, build_model, compile_blocks
-from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.collectives import gather_objects, rest, whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
+RECORDED = 5  # steps under the profiler; the first and the last are not used
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
 
@@ -87,17 +93,64 @@ class Trial:
         return found
 
 
-def observe(trial, recorder):
-    """Record all steps of a `Trial` and of its optimizer from now on."""
-    trial.run.recorder = recorder
-    if trial.s.rung != "data_parallel":
-        recorder.watch_passes(trial.rung.model)
-    elif trial.run.device.type == "cpu":
-        record_threads(trial.rung.model, recorder)
-    else:  # a hook of the model would be called for each copy, in threads, by the clocks of other GPUs
-        recorder.watch_calls(nn.DataParallel, "forward", lambda *_, **__: recorder.next("F"))
-        recorder.watch_calls(torch.Tensor, "backward", lambda *_, **__: recorder.next("B"))
-    record_updates(trial.rung.optimizer, recorder)
+def record(trial) -> list[dict]:
+    """Record some steps of a trial that has done one; all ranks must call this, those without this trial with None."""
+    if not trial:
+        return record_steps(None)
+    model, handles = trial.rung.model, []
+    threads = trial.s.rung == "data_parallel" and trial.run.device.type == "cpu"
+    blocks = [name for name in model.names if "." in name and not (threads or trial.run.recorder)]
+    for number, name in enumerate(blocks):
+        handles += around(model.get_submodule(name), partial(mark, kind="F", layer=number))
+    steps = record_steps(trial.step, lasting(trial), {"experimental_config": all_threads()} if threads else {})
+    for handle in handles:
+        handle.remove()
+    return steps
+
+
+def record_steps(step, base=None, words=None, steps=RECORDED) -> list[dict]:
+    """Call `step` under torch.profiler, and return its calls as `mpdemo.measure.traces.merge` does.
+
+    All ranks must call this, those without a step with None. `base` is what `lasting` returns, `words` are those of the
+    profiler. A recorded step also has its ``delay``: the longest time for which a rank was ready to compute, but other
+    processes had its core, in s.
+    """
+    delays, own, kinds = [], None, [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with ExitStack() as recording:
+        if step:
+            options = {"record_shapes": True, "profile_memory": True} | (words or {})
+            profiler = recording.enter_context(profile(activities=kinds, **options))
+        for _ in range(steps):
+            rest()
+            before = delay()
+            with record_function(spans.STEP):
+                step and step()
+            delays.append(delay() - before)
+    if step:
+        with TemporaryDirectory() as folder:
+            profiler.export_chrome_trace(file := f"{folder}/trace.json")
+            own = traces.inner(traces.with_memory(spans.load(file), base))
+    ranks = [part for part in gather_objects(own) if part]
+    longest = traces.inner([max(times) for times in zip(*gather_objects(delays), strict=True)])
+    return [traces.merge(parts) | {"delay": delay} for *parts, delay in zip(*ranks, longest, strict=True)]
+
+
+def delay() -> float:
+    """Return the seconds for which this thread was ready, but other processes had its core; NaN if Linux can't tell."""
+    counts = Path("/proc/thread-self/schedstat")  # ns on a core, ns ready without one
+    waited = int(counts.read_text().split()[1]) / 1e9 if counts.exists() else math.nan
+    return waited - (time.process_time() - time.thread_time())  # its own other threads may have had it
+
+
+def lasting(trial) -> tuple:
+    """Return the bytes that a rank's weights, optimizer states, gradients and activations have all the time.
+
+    Only DDP keeps its gradients, in its buckets.
+    """
+    weights, states = list(trial.rung.model.parameters()), trial.rung.optimizer.state.values()
+    states = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    weights, states = (sum(local(tensor).nbytes for tensor in tensors) for tensors in (weights, states))
+    return weights, states, weights if trial.s.rung == "ddp" else 0, 0
 
 
 def record_updates(optimizer, recorder):
@@ -107,19 +160,8 @@ def record_updates(optimizer, recorder):
     optimizer.register_step_post_hook(lambda *_: under_way.close())
 
 
-def record_threads(model, recorder):
-    """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
-    devices = {id(model): 0}
-
-    def describe(kind, copy, *_):
-        return {"kind": kind, "rank": devices.setdefault(id(copy), len(devices))}
-
-    for name, kind in {"forward": "F", "gradients": "B"}.items():
-        recorder.watch_calls(data_parallel, name, partial(describe, kind))
-
-
 def recorded_steps(trial) -> list:
-    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    """Return the timeline of every step of a cut model's trial, of all its ranks; all ranks must call this."""
     ranks = [steps for steps in gather_objects(trial and trial.run.recorder.steps) if steps]
     return [timeline.merge(step) for step in zip(*ranks, strict=True)]
 

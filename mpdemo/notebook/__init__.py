@@ -1,1 +1,1 @@
-"""What a cell displays: source, differences, a live job, pictures, the explorer."""
+"""What a cell displays: source, differences, a live job, pictures, the step player."""

@@ -20,10 +20,11 @@ from mpdemo.jobs import spec_of, submit
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import Run
+from mpdemo.notebook.player import player
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.show import diff, show
 
-__all__ = ["check", "diff", "ladder", "measure", "run", "show", "start_ranks"]
+__all__ = ["check", "diff", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
 def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:

@@ -11,8 +11,9 @@ from tabulate import tabulate
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.measure.paired import from_row
+from mpdemo.measure.timeline import waiting
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.timeline import in_milliseconds, legend_handles, paint_step
+from mpdemo.notebook.plots.timeline import WAITING, in_milliseconds, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
 
@@ -26,7 +27,6 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 LANE = 0.36  # inches per device
 TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
-UNSEEN = dict.fromkeys(("fsdp", "tensor"), "includes communication")  # no recorder sees their collectives
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
@@ -98,28 +98,34 @@ def ladder_chart() -> Bundle:
 
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
-            paint_step(time, headline(row), row["timeline"], longest, "device", UNSEEN.get(row["rung"]))
+            paint_step(time, headline(row), row["timeline"], longest, "device")
             parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
             bars = style.stack(memory, range(row["devices"]), parts, 0.8)
             memory.bar_label(bars, memory_texts(row), padding=3, fontsize=8)
             memory.set(ylim=(row["devices"] - 0.5, -0.5), yticks=[])
         memory.set_xlim(0, 1.22 * max(map(float, (text for row in rows for text in memory_texts(row)))))
-        time.set_xlabel("time since the step began (ms)")
+        time.set_xlabel("time since the step began, under the profiler (ms)")
         memory.set_xlabel("peak memory (MiB)")
         _add_legend(sheet, rows)
 
     ratios = {"height_ratios": [row["devices"] + 0.4 for row in rows], "width_ratios": [3, 1], "sharex": "col"}
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
-    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
-    alt += f"; the row of {' or '.join(UNSEEN)} {UNSEEN['fsdp']}"
+    alt = "; ".join(f"{headline(row)}{waits_of(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
+
+
+def waits_of(row) -> str:
+    """Say how long a device computes nothing in the step that is drawn in ms, the mean of all, and why."""
+    seen = waiting(row["timeline"])
+    times = {kind: sum(w["end"] - w["start"] for w in seen if w["kind"] == kind) / row["devices"] for kind in WAITING}
+    return "".join(f", {WAITING[kind][0]} {time:.0f} ms" for kind, time in times.items() if time >= 0.5)
 
 
 def _add_legend(sheet, rows):
     """Explain the colours: of the operations in a first line, of the memory in a second one."""
     line = legend_handles([row["timeline"] for row in rows], **style.EDGE)
-    if any(operation["stage"] >= row["devices"] for row in rows for operation in row["timeline"]):
+    if any(operation.get("stage", 0) >= row["devices"] for row in rows for operation in row["timeline"]):
         line += style.patches([("paler: later stage", {"facecolor": style.PAPER})], **style.EDGE)
     memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
     by_column = [handle for pair in zip_longest(line, memory) for handle in pair if handle]

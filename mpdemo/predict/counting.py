@@ -109,6 +109,13 @@ class LiveMemory(TorchDispatchMode):
         self.live[device] += bytes_ - (found[1] if found else 0)
         self.levels[device].append(self.live[device])
 
+    def move(self, storage: torch.UntypedStorage, device: str) -> None:
+        """Count a storage that is known on another device from now on."""
+        old, bytes_ = self.known[weakref.ref(storage)]
+        self.known[weakref.ref(storage)] = device, bytes_
+        self.live[old] -= bytes_
+        self.live[device] += bytes_
+
     def forget(self, reference: weakref.ref) -> None:
         """Count a storage that is freed."""
         device, bytes_ = self.known.pop(reference)

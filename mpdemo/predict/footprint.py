@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpdemo.predict.efficiency import AT_BEST, MEASURED, OPTIMIZER, Efficiency
 from mpdemo.world.gpus import GPUS
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
+UPDATES = {"sgd": 3, "momentum": 8, "adamw": 20}  # values that PyTorch's default (foreach) moves per parameter
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 SIZES = 2, 8  # microbatch sizes of the two runs
 
@@ -37,17 +39,19 @@ class Roof(NamedTuple):
     half: float | None  # floating point operations in 16 bits; None where it has no units for them
     moved: float  # bytes
     launch: float
+    efficiency: Efficiency = AT_BEST  # what kernels reach of it
 
 
-def roof(gpu) -> Roof:
-    """Return the roof of one of `GPUS`.
+def roof(gpu, efficiency=None) -> Roof:
+    """Return the roof of one of `GPUS`, and what kernels reach of it: without `efficiency` what is known of that GPU.
 
     In float32 PyTorch lets cuDNN compute convolutions in TF32 by default, but no other matrix product
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere).
     """
     sheet = GPUS[gpu]
     fp32, half = sheet.peaks["fp32"], sheet.peaks.get("bf16")
-    return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch)
+    efficiency = efficiency or MEASURED.get(gpu, AT_BEST)
+    return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch, efficiency)
 
 
 def kernel_seconds(work, roof) -> float | None:
@@ -55,11 +59,18 @@ def kernel_seconds(work, roof) -> float | None:
 
     `work` are rows as `mpdemo.predict.meter.Kernels` notes them. None where the GPU has no units for one of them.
     """
-    convolutions, products, half, moved = work.T
+    convolutions, products, half, moved, kinds = work.T
     if half.any() and not roof.half:
         return None
+    kinds, reached = kinds.astype(int), roof.efficiency
     computing = convolutions / roof.convolutions + products / roof.products + half / (roof.half or 1)
-    return float((np.maximum(computing, moved / roof.moved) + roof.launch).sum())
+    computing /= reached.computing(kinds, convolutions + products + half)
+    return float((np.maximum(computing, moved / roof.moved / reached.moving(kinds)) + roof.launch).sum())
+
+
+def update_seconds(optimizer, trained, roof) -> float:
+    """Return the seconds in which an optimizer updates weights that have so many bytes of gradients."""
+    return kernel_seconds(np.array([[0.0, 0.0, 0.0, UPDATES[optimizer] * trained, OPTIMIZER]]), roof)
 
 
 class BlockCost(NamedTuple):
@@ -85,7 +96,7 @@ class Footprint:
     input: int  # of one sample, as `output`: what crosses the boundary before and after the block
     output: int
     lines: dict  # `saved` by a forward pass, `backward` above the start at the peak: without samples, and per sample
-    work: dict  # `forward`, `backward` -> (kernels, 4, 2): the rows of `meter.Kernels`, as such lines
+    work: dict  # `forward`, `backward` -> (kernels, 5, 2): the rows of `meter.Kernels`, as such lines
 
     def bytes(self, what, size):
         """Return ``saved`` or ``backward`` for a microbatch of `size` samples."""
@@ -105,7 +116,7 @@ def footprints(spec) -> tuple:
     result = []
     for (facts, lines, work), (_, more_lines, more_work) in zip(small, large, strict=True):
         lines = {name: _line(lines[name], more_lines[name]) for name in lines}
-        work = {kind: _line(sorted(work[kind]), sorted(more_work[kind])).reshape(-1, 4, 2) for kind in work}
+        work = {kind: _line(sorted(work[kind]), sorted(more_work[kind])).reshape(-1, 5, 2) for kind in work}
         result.append(Footprint(**facts, lines=lines, work=work))
     return tuple(result)
 

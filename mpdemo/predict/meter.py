@@ -7,6 +7,7 @@ from torch.utils.flop_counter import flop_registry
 from mpdemo.models import build
 from mpdemo.models.private_torch import FakeTensors, TorchDispatchMode
 from mpdemo.predict.counting import LiveMemory, has_16_bits, rounded, tensors_in
+from mpdemo.predict.efficiency import ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, PRODUCT
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -20,7 +21,8 @@ ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that o
 class Kernels(TorchDispatchMode):
     """Note every operation that is more than a view in `work`.
 
-    That is (floating point operations of convolutions, of other products, of both in 16 bits, bytes read and written).
+    That is (floating point operations of convolutions, of other products, of both in 16 bits, bytes read and written,
+    which of `mpdemo.predict.efficiency.KINDS` it is).
     """
 
     def __init__(self):
@@ -40,16 +42,24 @@ class Kernels(TorchDispatchMode):
         if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
-            operations = 0
+            operations, kind = 0, MEMORY
             if formula:
-                shapes = every_head(args) if "scaled_dot_product" in func._schema.name else args
+                kind = kind_of(func._schema.name, has_16_bits(args[0]))
+                shapes = every_head(args) if kind == ATTENTION else args
                 operations = formula(*shapes, **(kwargs or {}), out_val=result)
             if inputs and has_16_bits(inputs[0]):
                 parts = 0, 0, operations
             else:
-                parts = (operations, 0, 0) if "convolution" in func._schema.name else (0, operations, 0)
-            self.work.append((*parts, sum(t.nbytes for t in inputs + outputs)))
+                parts = (operations, 0, 0) if kind == CONVOLUTION_32 else (0, operations, 0)
+            self.work.append((*parts, sum(t.nbytes for t in inputs + outputs), kind))
         return result
+
+
+def kind_of(name, half) -> int:
+    """Return the class of an operation that computes, by its name, and by whether it has 16 bits."""
+    if "convolution" in name:
+        return CONVOLUTION if half else CONVOLUTION_32
+    return ATTENTION if "attention" in name else PRODUCT
 
 
 def every_head(args) -> list:

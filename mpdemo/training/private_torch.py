@@ -26,3 +26,8 @@ def save_memory(path):
     """Write the allocations recorded so far to a file for https://pytorch.org/memory_viz, and stop recording."""
     torch.cuda.memory._dump_snapshot(str(path))
     torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def all_threads():
+    """Return what makes torch.profiler record every thread, also those that ran before it."""
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

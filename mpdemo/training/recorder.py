@@ -1,9 +1,9 @@
-"""Record what every rank computes when, with a clock that all ranks share.
+"""Record what every rank of a cut model computes when, in all steps of a run, with a clock that all ranks share.
 
-The clock is read before and after a forward and a backward pass through a model, or the three methods through which
-every schedule of ``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits
-for nothing. `mpdemo.measure.timeline` reads the files, `mpdemo.notebook.plots.timeline` draws them.
-Taught in notebooks/05_pipeline.ipynb.
+The clock is read before and after each pass through a stage, or the three methods through which every schedule of
+``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits for nothing. The
+same operations are marked for torch.profiler, which records single steps of any strategy, messages and memory included
+(`mpdemo.measure.trial.record`). `mpdemo.measure.timeline` reads the files. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed
+from torch.profiler import record_function
 
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
@@ -29,12 +30,16 @@ COMPUTING = {  # methods of a ``PipelineStage``, and the kind of operation that 
 }
 
 
+def mark(**fields):
+    """Return a context that torch.profiler records under the fields of an event: ``mpdemo: kind=F layer=3``."""
+    return record_function("mpdemo: " + " ".join(f"{name}={value}" for name, value in fields.items()))
+
+
 class Recorder:
     """Record the steps of one rank, on its device's clock (`mpdemo.world.clock`)."""
 
-    def __init__(self, rank, device, alone=False):
+    def __init__(self, rank, device):
         self.rank, self.device = rank, device
-        self.alone = alone  # no other rank records these steps; else all compare their clocks in the first one
         self._zero = None  # a reading of the device's clock, and the time on rank 0's clock at that moment
         self._steps = []  # as `steps`, but with readings of the device's clock
         self._operations = None  # of the step under way
@@ -44,16 +49,9 @@ class Recorder:
         """Record the `LocalStages` of a pipeline, or the passes and messages of a stage without one."""
         local.recorder = self
         number = next(iter(local.stages))
-        self.watch_passes(local.model, number)
-        self.watch_calls(torch.distributed, "all_reduce", lambda *_, **__: {"kind": "A", "stage": number})
-
-    def watch_passes(self, model, stage=0):
-        """Record each forward pass through a model, and each ``backward`` of a tensor; count both in a step."""
-        under_way = ExitStack()
-        begin = under_way.enter_context
-        model.register_forward_pre_hook(lambda *_: begin(self.operation(**self.next("F", stage))))
-        model.register_forward_hook(lambda *_: under_way.close())
-        self.watch_calls(torch.Tensor, "backward", lambda *_, **__: self.next("B", stage))
+        around(local.model, lambda: self.operation("F", number))
+        for holder, name, kind in ((torch.Tensor, "backward", "B"), (torch.distributed, "all_reduce", "A")):
+            self.watch_calls(holder, name, lambda *_, kind=kind, **__: {"kind": kind, "stage": number})
 
     def attach(self, stage):
         """Record what a ``PipelineStage`` computes."""
@@ -75,7 +73,7 @@ class Recorder:
     def step(self):
         """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
         if self._zero is None:
-            offset = 0.0 if self.alone else clock_offset()
+            offset = clock_offset()
             clock.wait(self.device)
             self._zero = clock.read(self.device), time.perf_counter() - offset
         with ExitStack() as replaced:
@@ -91,29 +89,19 @@ class Recorder:
             finally:
                 self._operations = None
 
-    def next(self, kind, stage=0) -> dict:
-        """Describe the next operation of a kind, whose microbatch is how many of them the step has had."""
-        return {"kind": kind, "stage": stage, "microbatch": sum(row["kind"] == kind for row in self._operations or ())}
-
     @contextmanager
-    def operation(self, kind, stage=0, microbatch=0, **more):
+    def operation(self, kind, stage=0, microbatch=0):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
         if self._operations is None:
             yield
             return
-        start, begin = clock.read(self.device), time.thread_time()
-        yield
-        on_core = time.thread_time() - begin  # s that this thread had a core: less than it took where cores are shared
-        end = clock.read(self.device)
-        if kind == "B":  # all gradients were there when the last all-reduce began; then DDP waited for its end
-            end = next((row["start"] for row in reversed(self._operations) if row["kind"] == "A"), end)
-        self.add(kind, start, end, stage, microbatch, on_core=on_core, **more)
-
-    def add(self, kind, start, end, stage=0, microbatch=0, **more):
-        """Record an operation between two readings of the clock; `rank` where this process drives several devices."""
-        if self._operations is not None:
-            row = {"rank": self.rank, "kind": kind, "stage": stage, "microbatch": microbatch}
-            self._operations.append(row | {"start": start, "end": end} | more)
+        row = {"kind": kind, "stage": stage, "microbatch": microbatch}
+        with mark(**row):
+            start, begin = clock.read(self.device), time.thread_time()
+            yield
+            on_core = time.thread_time() - begin  # s that this thread had a core: less where cores are shared
+            end = clock.read(self.device)
+        self._operations.append({"rank": self.rank} | row | {"start": start, "end": end, "on_core": on_core})
 
     @property
     def steps(self) -> list[dict]:
@@ -130,6 +118,13 @@ class Recorder:
         path = Path(folder) / f"timeline-rank{self.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"rank": self.rank, "steps": self.steps}))
+
+
+def around(module, enter):
+    """Let each forward pass of a module run in the context that `enter` returns; return handles that end this."""
+    under_way = ExitStack()
+    before = module.register_forward_pre_hook(lambda *_: under_way.enter_context(enter()) and None)
+    return before, module.register_forward_hook(lambda *_: under_way.close())
 
 
 def operation_of(stage, kind, microbatch, *args, full_backward=True, **kwargs) -> dict:

@@ -3,7 +3,8 @@
 The numbers are those of the vendors' data sheets, without sparsity. The memory is what the driver (nvidia-smi) shows,
 a little less than the card's name says. A link's bytes go in one direction, whereas data sheets add up both; between
 nodes it is one InfiniBand port for each GPU, as in DGX systems (https://docs.nvidia.com/dgx/), if it has none of its
-own. What launching a kernel takes is no vendor's promise, but what is usually measured.
+own. The host's link is PCIe with 16 lanes. What launching a kernel takes is no vendor's promise, but what is usually
+measured.
 """
 
 from typing import NamedTuple
@@ -21,27 +22,30 @@ class Gpu(NamedTuple):
     moved: float  # bytes per second between its processors and its memory
     link: float  # bytes per second to another GPU of the node
     between: float  # bytes per second to another node
+    host: float  # bytes per second to the host's memory
     launch: float  # seconds to launch a kernel
     source: str
 
 
-def _gpu(mib, fp32, tf32, bf16, terabytes, link, between, microseconds, source):
+def _gpu(mib, fp32, tf32, bf16, terabytes, link, between, host, microseconds, source):
     """Return a line of the table below, whose units are those of data sheets."""
     peaks = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": bf16 * 1e12}
     peaks = {precision: peak for precision, peak in peaks.items() if peak}
-    return Gpu(mib * 2**20, peaks, terabytes * 1e12, link * 1e9, between * 1e9, microseconds * 1e-6, source)
+    links = link * 1e9, between * 1e9, host * 1e9
+    return Gpu(mib * 2**20, peaks, terabytes * 1e12, *links, microseconds * 1e-6, source)
 
 
-GPUS = {  # part of the GPU's name -> MiB; TFLOP/s in fp32, tf32, bf16; TB/s; GB/s in a node, between nodes; us; source
-    "v100":    _gpu( 32_768,  15.7,     0,      0,   0.9, 150, 25, 5, NVIDIA + "v100/"),
-    "a100":    _gpu( 40_960,  19.5, 156.0,  312.0, 1.555, 300, 25, 5, NVIDIA + "a100/"),
-    "a100-80": _gpu( 81_920,  19.5, 156.0,  312.0, 2.039, 300, 25, 5, NVIDIA + "a100/"),
-    "h100":    _gpu( 81_559,  67.0, 495.0,  989.0,  3.35, 450, 50, 4, NVIDIA + "h100/"),
-    "h200":    _gpu(143_771,  67.0, 495.0,  989.0,   4.8, 450, 50, 4, NVIDIA + "h200/"),
-    "b200":    _gpu(183_359,  75.0,  1125,   2250,   8.0, 900, 50, 4, NVIDIA + "hgx/"),
-    "l40s":    _gpu( 46_068,  91.6, 183.0,  362.0, 0.864,  32, 25, 4, NVIDIA + "l40s/"),  # PCIe 4.0, no NVLink
-    "rtx4090": _gpu( 24_564,  82.6,  82.6,  165.2, 1.008,  32, 25, 4, ADA),  # PCIe 4.0, no NVLink
-    "mi300x":  _gpu(196_592, 163.4, 653.7, 1307.4,   5.3, 448, 50, 4, AMD),
+# Part of a GPU's name -> MiB; TFLOP/s in fp32, tf32, bf16; TB/s; GB/s in a node, between nodes, to the host; us; source
+GPUS = {
+    "v100":    _gpu( 32_768,  15.7,     0,      0,   0.9, 150, 25, 16, 5, NVIDIA + "v100/"),
+    "a100":    _gpu( 40_960,  19.5, 156.0,  312.0, 1.555, 300, 25, 32, 5, NVIDIA + "a100/"),
+    "a100-80": _gpu( 81_920,  19.5, 156.0,  312.0, 2.039, 300, 25, 32, 5, NVIDIA + "a100/"),
+    "h100":    _gpu( 81_559,  67.0, 495.0,  989.0,  3.35, 450, 50, 64, 4, NVIDIA + "h100/"),
+    "h200":    _gpu(143_771,  67.0, 495.0,  989.0,   4.8, 450, 50, 64, 4, NVIDIA + "h200/"),
+    "b200":    _gpu(183_359,  75.0,  1125,   2250,   8.0, 900, 50, 64, 4, NVIDIA + "hgx/"),
+    "l40s":    _gpu( 46_068,  91.6, 183.0,  362.0, 0.864,  32, 25, 32, 4, NVIDIA + "l40s/"),  # PCIe 4.0, no NVLink
+    "rtx4090": _gpu( 24_564,  82.6,  82.6,  165.2, 1.008,  32, 25, 32, 4, ADA),  # PCIe 4.0, no NVLink
+    "mi300x":  _gpu(196_592, 163.4, 653.7, 1307.4,   5.3, 448, 50, 64, 4, AMD),
 }  # fmt: skip
 
 

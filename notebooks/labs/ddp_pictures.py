@@ -1,9 +1,9 @@
-"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image."""
+"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, who takes which image."""
 
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES
 
-__all__ = ["buckets", "images", "step"]
+__all__ = ["images", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
@@ -61,26 +61,3 @@ def images(panels):
 
     alt = "; ".join(f"{title}: {epochs}" for title, epochs in panels.items())
     return style.picture(paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2)
-
-
-def buckets(step):
-    """Draw when each bucket of gradients was ready and when its all-reduce had ended.
-
-    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
-    """
-    rows = sorted(step["buckets"], key=lambda row: row["ready"])
-    last = rows[-1]["ready"]
-    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
-    for number, row in enumerate(rows, 1):
-        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
-
-    def paint(figure, axes):
-        for height, (start, end, colour) in enumerate(lanes.values()):
-            axes.barh(height, end - start, left=start, height=0.62, color=colour, **style.EDGE)
-        axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
-        style.name_bars(axes, range(len(lanes)), list(lanes))
-        axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
-
-    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
-    return style.picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))

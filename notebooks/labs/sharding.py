@@ -8,54 +8,21 @@ NCCL sends, so the processes compute on CPU cores. Taught in notebooks/07_shardi
 
 import os
 import sys
-from contextlib import contextmanager
 
 import psutil
-from torch.profiler import record_function
 
-from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.measure.compare import model_and_batch, write_result
-from mpdemo.measure.timeline import merge
-from mpdemo.measure.trial import Trial, observe, relative_difference
+from mpdemo.measure.traces import typical
+from mpdemo.measure.trial import Trial, record, relative_difference
 from mpdemo.predict.counting import SETTLED, local, sent_in_a_step
 from mpdemo.settings import Settings, recipe
-from mpdemo.training.recorder import Recorder
 from mpdemo.world.collectives import gather_objects, rest, whole
 from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.launch import end
 
 NEVER = "fsdp, never resharded"
 WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp"}  # name -> rung
-KINDS = {"gloo:all_reduce": "A", "gloo:all_gather": "G"}  # range of PyTorch's profiler -> kind of a timeline
-
 STEPS = SETTLED + 1  # until the messages of one are counted
-
-
-def timeline(trial, world) -> list[dict]:
-    """Return the timeline of a step of all ranks with its messages, as `mpdemo.measure.timeline` describes it.
-
-    The messages are those of PyTorch's profiler, from the moment one of gloo's threads takes them up until their end.
-    gloo makes a reduce-scatter out of an all-reduce, so it is one here.
-    """
-    recorder = Recorder(world.rank, world.device)
-    observe(trial, recorder)
-    recorded = recording()
-    trial.step(within=as_a_step(recorded))
-    step = recorder.steps[-1]
-    zero = step["start"] - next(e.time_range.start for e in recorded.events() if e.name == STEP) / 1e6
-    for event in recorded.events():
-        if kind := KINDS.get(event.name):
-            start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
-            row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
-            step["events"].append(row)
-    return merge(gather_objects(step))
-
-
-@contextmanager
-def as_a_step(profiler):
-    """Record a ``with`` block as one step."""
-    with profiler, record_function(STEP):
-        yield
 
 
 def written(trial) -> list[int]:
@@ -95,7 +62,7 @@ def measure(world) -> dict:
             trial.rung.model.set_reshard_after_forward(False)  # as fully_shard(..., reshard_after_forward=False)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
-        results[way] |= {"written": written(trial), "timeline": timeline(trial, world)}
+        results[way] |= {"written": written(trial), "timeline": typical(record(trial))["events"]}
     return results
 
 

@@ -4,35 +4,28 @@
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
 rung's: those of `mpdemo.measure.compare`, with the typical step's timeline and each device's memory, for
-`notebook.ladder`.
+`notebook.ladder`. PyTorch's profiler records that step, after the timed ones.
 """
 
 import sys
 from dataclasses import replace
 
-import torch.distributed as dist
-from torch import nn
-
 from mpdemo.measure import compare
 from mpdemo.measure.paired import ROUNDS, median, to_row
-from mpdemo.measure.timeline import typical
-from mpdemo.measure.trial import Trial, join_world, observe, recorded_steps
+from mpdemo.measure.traces import typical
+from mpdemo.measure.trial import Trial, join_world, record
 from mpdemo.predict.counting import peak_of_a_step
 from mpdemo.settings import Settings, recipe
 from mpdemo.training.log import RunLog
-from mpdemo.training.recorder import Recorder
-from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 
 def measure(world, rung, rounds) -> dict:
-    """Time the single device and a rung alternately, recording both; all ranks must call this."""
+    """Time the single device and a rung alternately, then record both; all ranks must call this."""
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
     given = compare.model_and_batch(variants["single"])
     comparison = compare.compare(variants, world, *given)
-    for name in variants:
-        observe_trial(comparison.trials[name], world)
     comparison.run(rounds, title="measuring")
     rows = compare.measured_rows(comparison, variants)
     checked = [gather_objects(trial and trial.s)[0] for trial in map(comparison.trials.get, variants)]
@@ -41,7 +34,7 @@ def measure(world, rung, rounds) -> dict:
             "devices": settings.devices * (settings.replicas or 1),
             "single_seconds": comparison.median("single"),
             **to_row("step_seconds", median(comparison.seconds[name])),
-            "timeline": typical(recorded_steps(comparison.trials[name])[-rounds:]),
+            "timeline": typical(record(comparison.trials[name]))["events"],
         }
         trial, copies = comparison.trials[name], 1
         if settings.rung == "data_parallel" and trial:  # its threads can't be counted; each computes its share alone
@@ -62,39 +55,6 @@ def memory(trial, copies) -> list:
     own = [peak._asdict() for peak in peak_of_a_step(trial)] if trial else []
     own += [peak | {"optimizer": 0} for peak in own for _ in range(copies - 1)]
     return [peak for peaks in gather_objects(own) for peak in peaks]
-
-
-def observe_trial(trial, world):
-    """Record what a trial does, unless it does so itself; None is the trial of another rank."""
-    if trial is None or trial.run.recorder:
-        return
-    recorder = Recorder(world.rank, world.device, alone=trial.run.world == 1)
-    observe(trial, recorder)
-    if trial.s.rung == "ddp":
-        record_buckets(recorder)
-
-
-def record_buckets(recorder):
-    """Record the all-reduces of the first `DistributedDataParallel` that computes."""
-
-    def look(module, inputs):
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            handle.remove()
-            module.register_comm_hook(lambda mib, *times: recorder.add("A", *times), time_bucket)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
-def time_bucket(note, bucket):
-    """All-reduce a full bucket, as DDP does without this hook; note its MiB and the clock before and after."""
-    gradients, ready = bucket.buffer(), clock.read(bucket.buffer().device)
-    gradients /= dist.get_world_size()
-
-    def reduced(future):
-        note(gradients.nbytes / 2**20, ready, clock.read(gradients.device))
-        return future.value()[0]
-
-    return dist.all_reduce(gradients, async_op=True).get_future().then(reduced)
 
 
 def main(out, rung, rounds=ROUNDS):

@@ -122,7 +122,7 @@ def saved():
 def resume(batches):
     """Return the newest whole checkpoint, or None; every rank must find the one that rank 0 finds."""
     CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
-    state, found = None, "no checkpoint"
+    state, found, damaged = None, "no checkpoint", []
     for file in saved():
         try:
             with zipfile.ZipFile(file) as archive:
@@ -132,6 +132,7 @@ def resume(batches):
             break
         except Exception as error:  # a damaged file raises many kinds
             logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            damaged.append(file)
             found = f"no whole checkpoint {CHECKPOINT}-*.pt"
     node = os.environ.get("SLURMD_NODENAME", platform.node())
     every = gather((found, f"rank {dist.get_rank()} on {node} finds {found}"))
@@ -142,6 +143,8 @@ def resume(batches):
         end(f"{found} can be read: move them away to start anew")
     if state and state["batches"] != batches:
         end(f"{found} does not fit {batches}: its next step would get other images")
+    for bad in damaged if dist.get_rank() == 0 else ():  # it is none of the newest two, which are kept
+        bad.rename(bad.with_suffix(".damaged"))
     return state
 
 
@@ -158,7 +161,7 @@ def save(state):
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
         part.unlink(missing_ok=True)
         return f"{file} could not be written ({error}); the checkpoints before it stay"
-    for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
+    for old in saved()[2:]:
         old.unlink()
     return None
 

@@ -73,6 +73,7 @@ def saved():
 def resume(batches):
     """Return the newest whole checkpoint, or None."""
     CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+    damaged = []
     for file in saved():
         try:
             with zipfile.ZipFile(file) as archive:
@@ -80,11 +81,14 @@ def resume(batches):
             state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
         except Exception as error:  # a damaged file raises many kinds
             logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            damaged.append(file)
             continue
         if state["batches"] != batches:
             sys.exit(f"{file} has {state['batches']}, this run {batches}: other images would follow")
+        for bad in damaged:  # it is none of the newest two, which are kept
+            bad.rename(bad.with_suffix(".damaged"))
         return state
-    if saved():
+    if damaged:
         sys.exit(f"no whole checkpoint {CHECKPOINT}-*.pt can be read: move them away to start anew")
     return None
 
@@ -102,7 +106,7 @@ def save(state):
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
         part.unlink(missing_ok=True)
         sys.exit(f"{file} could not be written ({error}); the checkpoints before it stay")
-    for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
+    for old in saved()[2:]:
         old.unlink()
 
 

@@ -1,5 +1,6 @@
 """The benchmark's cases can run, and its table says the figures; speeds are never asserted."""
 
+import ast
 import functools
 import json
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import bench
 import cases
 import pytest
+import scoreboard
 
 from mpdemo.measure.compare import Comparison
 from mpdemo.measure.trial import is_per_device
@@ -77,3 +79,12 @@ def test_the_order_changes_from_round_to_round():
     again, steps[:] = steps[:], []
     comparison.run(rounds=20, warmup=1)
     assert steps == again  # as on every rank
+
+
+@pytest.mark.parametrize("name", scoreboard.test_same.BUGS)
+def test_a_tool_that_reads_a_public_bug_sees_one_twin(name):
+    text = (scoreboard.test_same.ZOO / f"{name}.py").read_text()
+    twins = [ast.fix_missing_locations(scoreboard.Twin(fixed).visit(ast.parse(text))) for fixed in (False, True)]
+    left = [[node for node in ast.walk(twin) if getattr(node, "id", "") == "fixed"] for twin in twins]
+    assert [len(names) for names in left] == [1, 1]  # where it is read from the command line
+    assert len({ast.unparse(twin) for twin in twins}) == 2 and all(compile(twin, name, "exec") for twin in twins)

@@ -26,6 +26,7 @@ from mpdemo.errors import error_line
 from mpdemo.measure import paired
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.predict.counting import size, tensors_in
+from mpdemo.predict.efficiency import AT_BEST, MEMORY
 from mpdemo.predict.footprint import kernel_seconds, roof
 from mpdemo.predict.meter import Kernels
 from mpdemo.tools.plan.gpu_operations import OnGpu
@@ -54,26 +55,32 @@ TRACED = 2, 3  # the batch and the steps in the trace of the GPT
 
 
 class Counted(Kernels):
-    """Note each operation's name as well, and what it writes in place on lists, of which `Kernels` sees no result."""
+    """Note each operation's name as well, and what it writes in place on lists, of which `Kernels` sees no result.
+
+    `products` has the rows, inner places and columns of each matrix product.
+    """
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.products = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         count, name = len(self.work), func._schema.name
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.names += [name] * (len(self.work) - count)
+        if re.search(CLASSES["product"], name):
+            one, other = tensors_in(args)[-2:]
+            self.products.append((*one.shape, other.shape[1]))
         if len(self.work) > count and result is None:
             read = {id(tensor): tensor.nbytes for tensor in tensors_in(args)}
             written = size([args[place] for place in ((0, 2, 3) if "fused" in name else (0,))])
-            self.work[-1] = *self.work[-1][:3], sum(read.values()) + written
+            self.work[-1] = *self.work[-1][:3], sum(read.values()) + written, MEMORY
         return result
 
 
 def at_roof(work, gpu, precision="fp32") -> float:
     """Return the seconds that operations take at the roof; in "tf32" all products of float32 are."""
-    limits = roof(gpu)._replace(launch=0.0)
+    limits = roof(gpu, AT_BEST)._replace(launch=0.0)
     products = limits.convolutions if precision == "tf32" else limits.products
     return kernel_seconds(np.array(work, dtype=float), limits._replace(products=products))
 
@@ -158,6 +165,11 @@ def by_class(seconds) -> dict:
     return found | {"the last six together": sum(list(found.values())[3:])}
 
 
+def products(seconds) -> np.ndarray:
+    """Return the seconds of the matrix products among operations, in order."""
+    return np.array([spent for name, spent in seconds if re.search(CLASSES["product"], name)])
+
+
 def from_trace(trace, record) -> dict:
     """Return a record of what the kernels in a trace reach, by the class of the operation that launched each."""
     events = json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]
@@ -172,12 +184,22 @@ def from_trace(trace, record) -> dict:
         step = training(Language(), (), TRACED[0])
         step.optimizer.param_groups[0]["foreach"] = True  # as on a GPU
         step()
-        counted.work, counted.names = [], []  # in the second step the optimizer's states are there
+        counted.work, counted.names, counted.products = (
+            [],
+            [],
+            [],
+        )  # in the second step the optimizer's states are there
         step()
-    work = zip(counted.names, counted.work, strict=True)
-    least = by_class((name, at_roof([each], named(facts["device"]))) for name, each in work)
+    gpu = named(facts["device"])
+    bests = [(name, at_roof([each], gpu)) for name, each in zip(counted.names, counted.work, strict=True)]
+    least = by_class(bests)
     sizes = {"model": "gpt", "batch": TRACED[0]} | LARGE
     rows = [row(name, sizes, "bf16 autocast", "", [least[name] / step[name] for step in steps]) for name in least]
+    of_steps = [products(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
+    for operations in sorted(set(map(np.prod, counted.products))):
+        places = np.array([np.prod(each) == operations for each in counted.products])
+        best, size = products(bests)[places].sum(), counted.products[int(places.argmax())]
+        rows.append(row("product", size, "bf16 autocast", "", [best / times[places].sum() for times in of_steps]))
     why = f"computed from {Path(trace).name}, without the GPU"
     part = {"part": "efficiency of the trace", "outcome": "passed", "why": why, "rows": rows}
     return {name: facts[name] for name in ("device", "driver", "torch", "date", "commit")} | {"parts": [part]}

@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from mpdemo.measure.trial import join_world
 from mpdemo.predict.counting import CountMessages
@@ -30,6 +30,7 @@ MODELS = run_path(Path(__file__).with_name("llama.py"))["MODELS"]
 COLUMNS, ROWS, WHOLE = tp.ColwiseParallel(), tp.RowwiseParallel(), Replicate()
 IN_ATTENTION = {"input_layouts": (WHOLE, None, None), "desired_input_layouts": (WHOLE, None, None)}
 IN_MLP = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}
+KEPT = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
 LAYERS = {
     "self_attn": tp.PrepareModuleInput(**IN_ATTENTION),
     "mlp": tp.PrepareModuleInput(**IN_MLP),
@@ -50,12 +51,13 @@ def peak_of(prof) -> int:
     return peak
 
 
-def measured(name, batch, length, bf16=False, checkpointing=False, how=None) -> dict:
+def measured(name, batch, length, bf16=False, checkpointing=False, selective=False, how=None) -> dict:
     """Return the bytes at the peak of a step, and those of its collectives by kind."""
     torch.manual_seed(0)
     model = MODELS[name]()
     for block in model.layers if checkpointing else []:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        contexts = partial(create_selective_checkpoint_contexts, KEPT) if selective else noop_context_fn
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
     if how == "fsdp":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
         alone = [] if model.lm_head.weight is model.embed_tokens.weight else [model.embed_tokens, model.lm_head]

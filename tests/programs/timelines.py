@@ -3,10 +3,12 @@
 timelines.py FOLDER MICROBATCHES STEPS
 """
 
+import json
 import sys
 from pathlib import Path
 
-from mpdemo.measure.trial import Trial, join_world
+from mpdemo.measure.traces import typical
+from mpdemo.measure.trial import Trial, join_world, record
 from mpdemo.predict import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import clock_offset
@@ -22,6 +24,8 @@ def main(folder, microbatches, steps):
                 trial.step()
             trial.gradients()  # not a step: not recorded
             trial.run.recorder.save(Path(folder, schedule))
+            if schedule == "1F1B":
+                Path(folder, "profiled.json").write_text(json.dumps(typical(record(trial))))
         Path(folder, f"offset{world.rank}").write_text(repr(clock_offset(machine=f"machine {world.rank}")))
 
 

@@ -80,7 +80,16 @@ def replace_diagrams(pages):
         for cell in cells:
             cell.source = cell.source.replace(f"```mermaid\n{text}```", image)
     for file, notebook in notebooks.items():
+        tell_pictures(notebook)
         nbformat.write(notebook, file)
+
+
+def tell_pictures(notebook):
+    """Give a cell's picture its alt text where myst-nb looks for it: in the cell's metadata."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if said := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell.metadata["mystnb"] = {"image": {"alt": said}}
 
 
 def drawn(texts) -> dict:

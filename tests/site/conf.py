@@ -44,13 +44,15 @@ PICTURE = re.compile(r'(<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)
 CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
     "Take home": ["notebooks/scripts/*", "notebooks/glossary", "notebooks/on_a_gpu", "notebooks/solutions/*"],
-    "Tools": ["mpdemo/README", "mpdemo/data/README", "commands", "api"],
+    "Tools": ["mpdemo/README", "mpdemo/tools/*/README", "mpdemo/data/README", "commands", "api"],
     "Teach it, carry it on": [
         "notebooks/for_trainers",
         "slurm/README",
         "tests/README",
+        "tests/same/zoo/README",
         "CONTRIBUTING",
         "CHANGELOG",
+        "SECURITY",
         "notebooks/AGENTS",
     ],
 }

@@ -15,7 +15,8 @@ PARTS = {  # of a step: name in the legend, look; the colours are those of the t
     "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
     "forward": ("forward", {"color": paler(style.SKY, 0.85)}),
     "backward": ("backward", {"color": paler(style.GREEN, 0.85)}),
-    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "////"}),
+    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "\\\\\\\\"}),
+    "waits": ("waiting for a rank", {"color": style.PAPER, "hatch": "////"}),
     "optimizer": ("optimizer", {"color": paler(style.PURPLE, 0.85)}),
     "other": ("Python between them", {"color": style.PAPER}),
 }
@@ -64,7 +65,9 @@ def curves(
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
 
     counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
-    return picture(paint, f"{y} against {x}: {counts}")
+    from_to = "{} from {:.4g} ({x} {:g}) to {:.4g} ({x} {:g})"
+    told = [from_to.format(label, *pairs[0][::-1], *pairs[-1][::-1], x=x) for label, pairs in points.items()]
+    return picture(paint, f"{y} against {x}: {counts}", f"{y} against {x}: {'; '.join(told)}")
 
 
 def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, digits: int = 2) -> Bundle:
@@ -101,7 +104,13 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
         if len(names) > 1 or limit is not None:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
+    told = []
+    for label, parts in stacks.items():
+        numbers = [f"{name} {part:.{digits}f}".strip() for name, part in parts.items()]
+        told.append(f"{label}: {', '.join(numbers)}")
+    line = [] if limit is None else [f"limit: {limit:.{digits}f}"]
+    alt = f"{unit}. {'; '.join(told + line)}"
+    return picture(paint, f"{unit}: {', '.join(stacks)}", alt, height=1.0 + 0.4 * len(stacks))
 
 
 def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
@@ -110,8 +119,8 @@ def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
     Parameters
     ----------
     rows : list of dict
-        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `optimizer`, `exposed`,
-        `other`, and `hidden`.
+        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `exposed`, `waits`,
+        `optimizer`, `other`, and `hidden`.
     """
     stacks = {
         f"{row['case']}, rank {row['rank']} ({1000 * row['hidden']:.0f} ms hidden)": {

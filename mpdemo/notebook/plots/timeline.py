@@ -1,10 +1,10 @@
-"""Timelines of steps: one lane per rank, operations numbered by microbatch, idle time hatched."""
+"""Timelines of steps: one lane per rank, operations numbered by microbatch, what is waited for hatched."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mpdemo.errors import UserError
-from mpdemo.measure.timeline import idle_share, step_time
+from mpdemo.measure.timeline import idle_share, step_time, waiting
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, paler, patches, picture
 from mpdemo.notebook.show import Bundle
@@ -20,9 +20,15 @@ MESSAGES = {
     "A": ("all-reduce", paler(style.VERMILLION, 0.7)),
     "G": ("all-gather", style.YELLOW),
     "R": ("reduce-scatter", paler(style.BLUE, 0.8)),
+    "E": ("other collective", style.FAINT),
+    "S": ("message", paler(style.BLACK, 0.75)),
+}
+WAITING = {  # in a step that the profiler recorded; of others, only all time without computing is known
+    "exposed": ("exposed communication", {"facecolor": style.PAPER, "edgecolor": style.ORANGE, "hatch": "\\\\\\\\"}),
+    "waits": ("waits for a rank", {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}),
 }
 IDLE = {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}
-NARROWEST, WIDE, WIDEST = 0.012, 0.09, 0.22  # of the width: what a box needs for a number, a name, a note
+NARROWEST, WIDE = 0.012, 0.09  # of the width: what a box needs for a number, a name
 MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colours
 
 
@@ -32,7 +38,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
     Parameters
     ----------
     panels : dict
-        Title -> `mpdemo.predict.Simulation`, or rows as `mpdemo.measure.timeline` describes them.
+        Title -> `mpdemo.predict.Simulation`, or rows as `mpdemo.measure.timeline` or `mpdemo.measure.spans` has them.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
 
@@ -69,7 +75,12 @@ def ranks_of(rows) -> int:
 
 def in_milliseconds(rows) -> list[dict]:
     """Return the rows of a step that was recorded in seconds, their times in milliseconds."""
-    return [row | {"start": row["start"] * 1e3, "end": row["end"] * 1e3} for row in rows]
+    return [row | {key: row[key] * 1e3 for key in ("start", "posted", "moves", "end") if key in row} for row in rows]
+
+
+def is_profiled(rows) -> bool:
+    """Whether the rows of a step tell what is waited for."""
+    return "lane" in rows[0]
 
 
 def _end(steps) -> float:
@@ -83,42 +94,55 @@ def _heading(title, rows, unit) -> str:
 
 
 def legend_handles(steps, **look):
-    """Return the legend's patches: the kinds of operations that occur, in some `look`, and idle time."""
+    """Return the legend's patches: the kinds of operations that occur, in some `look`, and of waiting."""
+    steps = list(steps)
     kinds = {row["kind"] for rows in steps for row in rows}
     drawn = [(name, {"facecolor": colour}) for kind, (name, colour) in (OPERATIONS | MESSAGES).items() if kind in kinds]
-    return patches(drawn, **look) + patches([("idle", IDLE)])
+    found = {row["kind"] for rows in steps if is_profiled(rows) for row in waiting(rows)}
+    hatched = [words for kind, words in WAITING.items() if kind in found]
+    hatched += [("idle", IDLE)] * (not all(map(is_profiled, steps)))
+    return patches(drawn, **look) + patches(hatched)
 
 
-def paint_step(axes, title, rows, longest, lane="rank", note=None):
-    """Fill one panel: a hatched lane for each rank, its operations as numbered boxes, the messages of all as low bars.
+def paint_step(axes, title, rows, longest, lane="rank"):
+    """Fill one panel: a lane for each rank, its operations as numbered boxes, messages as low bars, waiting hatched.
 
-    With P ranks, stage P and all above are later stages of a rank: these are paler. A note stands below each name.
+    With P ranks, stage P and all above are later stages of a rank: these are paler.
     """
     ranks, end = ranks_of(rows), _end([rows])
     edge = EDGE | ({"linewidth": 0} if len(rows) / ranks > MOST_OUTLINED else {})
+    waits = waiting(rows) if is_profiled(rows) else []
     for rank in range(ranks):
-        axes.broken_barh([(0, end)], (rank - 0.4, 0.8), **IDLE, linewidth=0)
-        own = [row for row in rows if row["rank"] == rank]
+        place, own = (rank - 0.4, 0.8), [row for row in rows if row["rank"] == rank]
+        if not is_profiled(rows):
+            axes.broken_barh([(0, end)], place, **IDLE, linewidth=0)
+        for kind, (_, look) in WAITING.items():
+            spans = [_span(row) for row in waits if row["rank"] == rank and row["kind"] == kind]
+            axes.broken_barh(spans, place, **look, linewidth=0)
         for kind, (_, colour) in (OPERATIONS | MESSAGES).items():
-            place = (rank - 0.4, 0.8) if kind in OPERATIONS else (rank + 0.19, 0.21)
+            low = place if kind in OPERATIONS else (rank + 0.19, 0.21)
             for shade, later in ((colour, False), (paler(colour), True)):
-                boxes = [row for row in own if row["kind"] == kind and (row["stage"] >= ranks) is later]
-                spans = [(row["start"], row["end"] - row["start"]) for row in boxes]
-                axes.broken_barh(spans, place, facecolor=shade, **edge)
-    _write_numbers(axes, rows, longest, note)
+                boxes = [row for row in own if row["kind"] == kind and (row.get("stage", 0) >= ranks) is later]
+                axes.broken_barh(list(map(_span, boxes)), low, facecolor=shade, **edge)
+    _write_numbers(axes, rows, longest)
     axes.set(xlim=(0, longest), ylim=(ranks - 0.5, -0.5))
     axes.set_yticks(range(ranks), [f"{lane} {rank}" for rank in range(ranks)])
     axes.grid(visible=False)
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def _write_numbers(axes, rows, longest, note):
-    """Write each operation's microbatch on its box, or its name and the note, if there is room for it."""
-    numbered = any(row["microbatch"] for row in rows)
+def _span(row) -> tuple[float, float]:
+    """Return the start and the length of a row's box; a message's begins when its bytes move."""
+    start = row.get("moves", row["start"])
+    return start, row["end"] - start
+
+
+def _write_numbers(axes, rows, longest):
+    """Write each operation's microbatch on its box, or its name, if there is room for it."""
+    numbered = any(row.get("microbatch") for row in rows)
     for row in rows:
         width = (row["end"] - row["start"]) / longest
         if row["kind"] in OPERATIONS and width > (NARROWEST if numbered else WIDE):
-            text = str(row["microbatch"]) if numbered else OPERATIONS[row["kind"]][0]
-            text += f"\n{note}" if note and width > WIDEST else ""
+            text = str(row.get("microbatch", "")) if numbered else OPERATIONS[row["kind"]][0]
             place = (row["start"] + row["end"]) / 2, row["rank"] - 0.05
             axes.text(*place, text, ha="center", va="center", fontsize=7, clip_on=True)

@@ -18,30 +18,11 @@ SLICE = ("slice", "a slice of each layer", "")
 GATHERED = ("slice", "a slice of each layer", "all of the layer\nthat computes")
 REDUCED = ("slice", "a slice of each layer", "all of a layer, until\nthe ranks have added it up")
 SAMPLES = ("slice", "of its samples", "")
-WIDTH = ("slice", "of all samples: its slice,\nbetween layers its tokens", "all tokens of a layer,\nif gathered again")
 METHODS = {  # for each tensor: the shape of what is stored, its name, what is there for a moment
     "DDP": (COPY, COPY, COPY, SAMPLES),
-    "ZeRO-2": (COPY, REDUCED, SLICE, SAMPLES),
     "FSDP": (GATHERED, REDUCED, SLICE, SAMPLES),
-    "HSDP": (
-        ("node", "a slice of each layer;\na copy in each node", "all of the layer\nthat computes"),
-        ("node", "a slice of each layer", "all of a layer, until\nthe node has added it up"),
-        ("node", "a slice of each layer", ""),
-        SAMPLES,
-    ),
     "TP": (SLICE, SLICE, SLICE, ("between", "of all samples: its slice,\nbetween layers all of it", "")),
-    "TP + SP": (SLICE, SLICE, SLICE, WIDTH),
-    "CP": (COPY, COPY, COPY, ("slice", "of its part of\nthe sequence", "a layer's keys and values,\nif fetched again")),
-    "EP": (
-        *3 * [("expert", "attention and router,\nand its own experts", "")],
-        ("slice", "of its samples; in the experts,\nof the tokens that come to them", ""),
-    ),
-    "PP": (
-        *3 * [("layers", "its own layers", "")],
-        ("layers", "of its own layers, for the\nmicrobatches in flight", ""),
-    ),
 }  # fmt: skip
-DENSE = 0.4  # of a layer with experts: what every rank has
 APART = 1.15  # distance of two columns
 
 
@@ -56,12 +37,12 @@ def where(method: str, ranks: int = 4) -> Bundle:
     method : str
         A name of `METHODS`: ``"DDP"``, ``"FSDP"``.
     ranks : int
-        How many, from 2 to 8. HSDP has two nodes, and so needs 4, 6 or 8.
+        How many, from 2 to 8.
     """
     if method not in METHODS:
         raise UserError(f"no method {method!r}; there are: {', '.join(METHODS)}")
-    if ranks not in range(2, 9) or (method == "HSDP" and ranks not in (4, 6, 8)):
-        raise UserError(f"{ranks!r} ranks cannot be drawn; allowed: 2 to 8, and for HSDP 4, 6 or 8")
+    if ranks not in range(2, 9):
+        raise UserError(f"{ranks!r} ranks cannot be drawn; allowed: 2 to 8")
     rows = dict(zip(TENSORS, METHODS[method], strict=True))
 
     def paint(figure, axes):
@@ -75,8 +56,7 @@ def where(method: str, ranks: int = 4) -> Bundle:
             axes.text(APART * ranks, top + height / 2, text, va="center", fontsize=8)
             top += height + 0.2
         for rank in range(ranks):
-            node = f"\nnode {2 * rank // ranks}" if method == "HSDP" else ""
-            axes.text(APART * rank + 0.5, -0.1, f"rank {rank}{node}", ha="center", va="bottom", fontsize=9)
+            axes.text(APART * rank + 0.5, -0.1, f"rank {rank}", ha="center", va="bottom", fontsize=9)
         axes.set(xlim=(-1.6, APART * ranks + 1.9), ylim=(top, -0.7), title=method)
         axes.set_axis_off()
         looks = {"stored": {"facecolor": "#aaaaaa"}, "only for a moment": {"facecolor": "white", "hatch": "////"}}
@@ -90,17 +70,11 @@ def where(method: str, ranks: int = 4) -> Bundle:
 def stored(shape: str, rank: int, ranks: int) -> list[tuple[float, float, float, float]]:
     """Return what a rank stores of one kind of tensor, as parts (from layer, to layer, from, to) from 0 to 1."""
     own = rank / ranks, (rank + 1) / ranks
-    among = ranks // 2
-    in_node = (rank % among / among, (rank % among + 1) / among)
-    experts = tuple(DENSE + (1 - DENSE) * end for end in own)
     layers = layers_of(ranks)
     strips = [((k + 0.75) / layers, (k + 1) / layers, 0.0, 1.0) for k in range(layers)]
     parts = {
         "all": [(0, 1, 0, 1)],
         "slice": [(0, 1, *own)],
-        "node": [(0, 1, *in_node)],
-        "layers": [(*own, 0, 1)],
-        "expert": [(0, 1, 0, DENSE), (0, 1, *experts)],
         "between": [(0, 1, *own), *strips],
     }
     return parts[shape]

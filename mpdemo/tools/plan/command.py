@@ -8,6 +8,7 @@ No GPU is needed, and no model is trained. Taught in notebooks/12_which_one.ipyn
 
 import json
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, option_name, options_from
+from mpdemo.predict.efficiency import AT_BEST, COMPILED, MEASURED
 from mpdemo.predict.footprint import MIB, RESERVE, STATES
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.terminal import Progress, wrapped
@@ -49,6 +51,17 @@ def _with_unit(size):
     return size
 
 
+def _total(text):
+    parts = str(text).split("x")
+    try:
+        total = prod(map(float, parts))
+    except ValueError:
+        total = 0.0
+    if not (1 <= total < float("inf") and len(parts) <= 2):
+        raise ValueError("allowed: how many tokens or images, such as 300e9, or epochs x images, such as 90x1281167")
+    return total
+
+
 @one_line_errors(option_name)
 @dataclass(frozen=True, config={"extra": "forbid"})
 class PlanOptions:
@@ -75,6 +88,14 @@ class PlanOptions:
         None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
     )
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    total: Annotated[float, BeforeValidator(_total)] | None = Field(
+        None, description="tokens or images of the whole run, 300e9, or epochs x images, 90x1281167: tells GPU hours"
+    )
+    price: float | None = Field(None, gt=0, allow_inf_nan=False, description="of a GPU hour, for that of the run")
+    record: str | None = Field(
+        None, description="what kernels reach of the data sheet: a record of make gpu-record, or a torch.profiler trace"
+    )
+    compile: bool = Field(False, description="estimate the times of steps that torch.compile compiles")
     json: str | None = Field(None, description="also write the rows to this file")
 
     @property
@@ -91,6 +112,8 @@ def check_together(options, given):
         raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
     if options.devices is None:
         raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
+    if options.price is not None and options.total is None:
+        raise UserError("--price is that of a whole run; say how long it is, such as --total 300e9")
     if options.gpu is None and options.gpu_memory is None:
         raise UserError(
             f"--gpu is missing; say what the devices are, {', '.join(GPUS)}, or how large, such as --gpu-memory 16GiB"
@@ -128,7 +151,7 @@ def answer(options, progress) -> tuple:
     rows = strategies.compare(request)
     lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
-    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), [strategies.as_row(row) for row in rows]
+    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), strategies.as_rows(request, rows)
 
 
 def notes(request, rows) -> list:
@@ -138,13 +161,32 @@ def notes(request, rows) -> list:
         f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
         f"{request.model.described()}, unless a row says bf16",
         f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
-        f"data sheet of {request.gpu} ({sheet.source}); they are at best: no kernel is slower than its sheet",
+        f"data sheet of {request.gpu} ({sheet.source}); {request.efficiency.basis}",
     ]
     if best.fits and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
+    found += [
+        f"{row.answer} moves {row.predicted.moved / 1e9:,.1f} GB per step between a device and its host: at least "
+        f"{1000 * row.predicted.least:,.0f} ms; the host also updates the weights, which takes time that is not planned"
+        for row in rows
+        if row.predicted and row.predicted.moved
+    ]
     found += request.model.notes
+    if request.model.channels_first and "bf16" in sheet.peaks:
+        found.append(
+            "times are those of channels-last convolutions, as tensor cores want them: convert model and images "
+            "with .to(memory_format=torch.channels_last). Channels-first, a ResNet-50 on an H100 took 1.8 times as long"
+        )
+    if request.efficiency.compiled < 1:
+        found.append(
+            f"torch.compile fuses memory-bound kernels, which then take {COMPILED:.0%} of their time, as in a GPT on "
+            "an H100; memory is that without it"
+        )
     if request.optimizer == "adamw":
-        found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")
+        found.append(
+            "memory is that of AdamW(fused=True); without it, an update takes once more the memory of what it updates, "
+            "and the time that is planned; with it, about a third of this time"
+        )
     if request.devices > 1:
         found += [
             "DDP as PyTorch sets it has the gradients twice; gradient_as_bucket_view=True saves "
@@ -162,7 +204,11 @@ def request_of(options, progress) -> PlanRequest:
     """Return the options as a request; the model is built, or imported, and tried."""
     from mpdemo.tools.plan.loading import of_course
     from mpdemo.tools.plan.own_model import OwnModel
+    from mpdemo.tools.plan.records import efficiency_of
 
+    gpu = options.gpu or "a100"
+    efficiency = efficiency_of(options.record, gpu) if options.record else MEASURED.get(gpu, AT_BEST)
+    efficiency = efficiency._replace(compiled=COMPILED if options.compile else 1.0)
     if options.own_model:
         shape = options.input and tuple(map(int, options.input.split(",")))
         model = OwnModel(options.model, shape, options.tokens)
@@ -170,7 +216,6 @@ def request_of(options, progress) -> PlanRequest:
         images = {name: getattr(options, name) for name in OF_COURSE}
         shape = options.channels, options.image_size, options.image_size
         model = OwnModel(options.model, shape, function=partial(of_course, options.model, **images))
-    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer")}
-    gpu = options.gpu or "a100"
+    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer", "total", "price")}
     memory = options.gpu_memory or GPUS[gpu].memory
-    return PlanRequest(model, memory=memory, gpu=gpu, progress=progress, **same)
+    return PlanRequest(model, memory=memory, gpu=gpu, efficiency=efficiency, progress=progress, **same)

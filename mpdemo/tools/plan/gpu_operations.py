@@ -4,14 +4,20 @@ For autocast PyTorch has a list of operations for each kind of device
 (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference). On a GPU more of them compute in 32 bits, and a
 softmax reads 16 bits and writes 32 in one kernel, where a CPU would copy first: for a GPT with 50,304 tokens that copy
 was 3 of 35 GiB, which an H100 did not need. Others have one kernel on a GPU and several on a CPU, which keep more: RMS
-norm, dropout, and attention with dropout.
+norm, dropout, attention with dropout, and recurrent layers.
 """
+
+from functools import partial
+from itertools import chain, repeat
+from types import FunctionType
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from mpdemo.predict.counting import has_16_bits
+from mpdemo.tools.plan.request import NotPlanned
 
 
 def named(names) -> set:
@@ -24,8 +30,11 @@ FUSED = named("softmax log_softmax")
 RMS_NORM, DROPOUT = named("rms_norm"), named("dropout")
 IN_32_BITS = named(
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ norm cumprod "
-    "cumsum prod sum layer_norm rms_norm group_norm softplus cosine_similarity dist cdist"
+    "cumsum prod sum layer_norm rms_norm group_norm softplus cosine_similarity dist cdist kl_div l1_loss mse_loss "
+    "nll_loss smooth_l1_loss binary_cross_entropy_with_logits"
 )
+RECURRENT = named("lstm gru rnn_tanh rnn_relu")
+QUESTIONS = {name: value for name, value in vars(functional).items() if name.startswith("has_torch_function")}
 
 
 class OnGpu(TorchFunctionMode):
@@ -36,7 +45,7 @@ class OnGpu(TorchFunctionMode):
         if args and has_16_bits(args[0]) and torch.is_autocast_enabled("cpu"):
             if func in FUSED:
                 return _Softmax.apply(args[0])
-            if func is functional.cross_entropy and _of_classes(*args, **kwargs):
+            if func is functional.cross_entropy:
                 return _cross_entropy(*args, **kwargs)
             if func in IN_32_BITS:
                 args = [arg.float() if has_16_bits(arg) else arg for arg in args]
@@ -44,12 +53,25 @@ class OnGpu(TorchFunctionMode):
             return _rms_norm(func, *args, **kwargs)
         if func in DROPOUT and args:
             return _dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:  # a GPU draws again what is dropped, and keeps no scores
+        if func in RECURRENT:
+            return _recurrent(*args)
+        if func is functional.scaled_dot_product_attention:
+            # A GPU draws again what is dropped, and keeps no scores.
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             else:
                 kwargs = kwargs | {"dropout_p": 0.0}
-        return func(*args, **kwargs)
+        if not (isinstance(func, FunctionType) and func.__module__ == functional.__name__):
+            return func(*args, **kwargs)
+        # It is written in Python, and first asks whether a mode wants to see it. What it then calls is to be seen.
+        asked = chain([False], repeat(True))
+        answers = {name: partial(_but_once, asked, question) for name, question in QUESTIONS.items()}
+        with patch.multiple(functional, **answers), self:
+            return func(*args, **kwargs)
+
+
+def _but_once(asked, question, *tensors):
+    return next(asked) and question(*tensors)
 
 
 class _Softmax(torch.autograd.Function):
@@ -68,13 +90,22 @@ class _Softmax(torch.autograd.Function):
         return torch.empty_like(output, dtype=ctx.dtype)
 
 
-def _of_classes(logits, target, *args, label_smoothing=0.0, **kwargs) -> bool:
-    """Whether this loss is that of a log-softmax and one class per sample, as `_cross_entropy` computes it."""
-    return not args and not label_smoothing and not target.is_floating_point()
-
-
-def _cross_entropy(logits, target, label_smoothing=0.0, **kwargs):
-    return functional.nll_loss(_Softmax.apply(logits), target, **kwargs)
+def _cross_entropy(
+    logits,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+):
+    logs = _Softmax.apply(logits)
+    if target.is_floating_point():  # a probability of each class
+        loss = -(logs * target).sum(1)
+        return loss if reduction == "none" else loss.sum()
+    loss = functional.nll_loss(logs, target, weight, size_average, ignore_index, reduce, reduction)
+    return loss - label_smoothing * logs.sum(1).mean() if label_smoothing else loss
 
 
 def _rms_norm(func, x, normalized_shape, weight=None, eps=None):
@@ -100,3 +131,43 @@ class _RMSNorm(torch.autograd.Function):
 def _dropout(x, p=0.5, train=True, inplace=False, training=True):
     """Keep a mask of a byte for each number, where a CPU keeps a factor as wide as it."""
     return torch.native_dropout(x, p, True)[0] if p and train and training else x
+
+
+def _recurrent(x, states, weights, bias, layers, dropout, training, both, batch_first):
+    """Compute all layers and directions of an RNN as cuDNN does, whose kernels go over all steps."""
+    each, is_lstm = 4 if bias else 2, isinstance(states, tuple)
+    if len(weights) != each * layers * (1 + both):
+        raise NotPlanned("an LSTM with proj_size has further kernels on a GPU, which a plan does not know")
+    if torch.is_autocast_enabled("cpu"):
+        x, weights = x.to(torch.bfloat16), [weight.to(torch.bfloat16) for weight in weights]
+    x, last = x.transpose(0, 1) if batch_first else x, []
+    for layer in range(layers):
+        parts = []
+        for _ in range(1 + both):
+            parts.append(_Recurrence.apply(x, is_lstm, *weights[:each]))
+            weights = weights[each:]
+        last += [part[-1] for part in parts]
+        x = _dropout(torch.cat(parts, -1) if both else parts[0], dropout, training and layer < layers - 1)
+    x, last = x.transpose(0, 1) if batch_first else x, torch.stack(last)
+    return (x, last, last.clone()) if is_lstm else (x, last)
+
+
+class _Recurrence(torch.autograd.Function):
+    """Shapes of one layer of an RNN in one direction, which keeps its gates and its states of all steps."""
+
+    @staticmethod
+    def forward(ctx, x, is_lstm, inner, outer, *biases):
+        output = x.new_empty(x.shape[:-1].numel(), outer.shape[1])
+        torch.mm(output, outer.t())  # is added to the gates
+        gates = x.reshape(-1, x.shape[-1]) @ inner.t()
+        cells = torch.empty_like(output) if is_lstm else None
+        ctx.save_for_backward(x, inner, outer, gates, output, cells, *biases)
+        return output.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, inner, outer, gates, output, _, *biases = ctx.saved_tensors
+        slopes = torch.empty_like(gates)
+        torch.mm(slopes, outer)  # the gradient of the state before
+        rows = x.reshape(-1, x.shape[-1])
+        return (slopes @ inner).view_as(x), None, slopes.t() @ rows, slopes.t() @ output, *map(torch.empty_like, biases)

@@ -4,9 +4,11 @@ Each answer comes from a step that is computed on fake tensors (own_step.py); wh
 why. Taught in notebooks/12_which_one.ipynb.
 """
 
+from dataclasses import replace
 from functools import partial
 
-from mpdemo.predict.footprint import STATES, roof
+from mpdemo.predict.efficiency import AT_BEST
+from mpdemo.predict.footprint import STATES, roof, update_seconds
 from mpdemo.predict.planner import balanced_cut, stage_slices
 from mpdemo.settings.schedules import divisors
 from mpdemo.tools.plan.request import (
@@ -15,14 +17,20 @@ from mpdemo.tools.plan.request import (
     BOTH,
     CHECKPOINTING,
     IN_BLOCKS,
+    OFFLOAD,
+    SELECTIVE,
     NotNeeded,
     NotPlanned,
     Prediction,
     Rule,
+    first_that_fits,
+    flags_of,
+    local_batch,
     rules,
 )
 from mpdemo.world.gpus import GPUS
 
+WIDEST = 0.25  # of the interval of a step time, to either side
 LORA = 16  # rank of the adapters
 STAGES_SHOWN = 8  # a longer pipeline's row has the memory of its fullest stage alone
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
@@ -35,13 +43,17 @@ def rules_of(request) -> list[Rule]:
     several = request.devices > 1
     ways = "", ACCUMULATION, ", bf16", CHECKPOINTING, BOTH
     name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
-    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, ways)
+    why = f"{holds} the whole model, and its local batch fits"
+    found = rules(name, why, replicated, ways) + rules(name, why, partial(selective, replicated), (SELECTIVE,))
     if request.nodes > 1:
         why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
-        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", ", bf16", BOTH))
+        within = partial(sharded, hsdp=True)
+        found += rules("hsdp", why, within, ("", ", bf16", BOTH))
+        found += rules("hsdp", why, partial(selective, within), (SELECTIVE,))
     if several:
         why = "Weights, gradients and states are sharded over {devices} devices, and the local batch fits"
         found += rules("fsdp", why, sharded, ("", ", bf16", BOTH, ACCUMULATION))
+        found += rules("fsdp", why, partial(selective, sharded), (SELECTIVE,))
         found += rules("fsdp", why, sharded_in_parts, (ALL,))
         why = "All devices split the Linears of every block, and the batch fits"
         found += rules("tensor", why, split_layers, ("", BOTH))
@@ -49,6 +61,8 @@ def rules_of(request) -> list[Rule]:
         found += rules("fsdp x tensor", f"{why} and the local batch fits", sharded_and_split, (BOTH,))
         why = "The blocks are spread over {devices} devices, and {parts} microbatches fit"
         found += rules("pipeline", why, pipeline, ("", BOTH))
+    why = "A device holds what it computes with, and the local batch fits"
+    found += rules("fsdp" if several else name, why, offloaded, (OFFLOAD,))
     if request.model.all_trained:
         why = (
             f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, and the local batch fits"
@@ -108,6 +122,21 @@ def sharded_in_parts(request, **way):
     return sharded(request, parts=None, **way)
 
 
+def selective(find, request, **way):
+    """Return how selective activation checkpointing fits, where it does and a faster way does not."""
+    faster, smaller = ({"bf16": True, "checkpointing": again} for again in (False, True))
+    if find(request, **faster).memory > request.limit >= find(request, **smaller).memory:
+        found = find(request, **way)
+        if found.memory <= request.limit:
+            return found
+    raise NotNeeded("it does not fit, or it fits without")
+
+
+def offloaded(request, **way):
+    """Return how FSDP fits, over one device or all, that keeps in the host's memory what no layer computes with."""
+    return sharded(request, parts=None if request.nodes == 1 else (1,), **way)
+
+
 def split_layers(request, parts=(1,), **way):
     """Return how tensor parallelism over all devices fits, which compute the same samples."""
     if request.nodes > 1:
@@ -161,7 +190,7 @@ def _stages(request, microbatches, **way):
 
     size, ranks = request.batch // microbatches, request.devices
     steps = steps_of(request, size, held=True, **way)
-    chain = own_scaling.chain(steps, size, roof(request.gpu))
+    chain = own_scaling.chain(steps, size, request.roof)
     slices = cut(chain, ranks)
     in_flight = [min(ranks - rank, microbatches) for rank in range(ranks)]
     crossing = [0, *(chain[stop - 1].crossing for _, stop in slices[:-1]), 0]
@@ -174,7 +203,10 @@ def _stages(request, microbatches, **way):
     sent = 2 * microbatches * max(crossing)
     shown = tuple(peaks) if ranks <= STAGES_SHOWN else ()
     sending, flags = sent / request.link(1), flags_of(steps.way, microbatches, pp=ranks)
-    seconds = (microbatches + ranks - 1) * max(times) + sending if timed else None  # 1F1B of equal stages
+    trained = max(sum(part.trained for part in chain[start:stop]) for start, stop in slices)
+    updating = update_seconds(request.optimizer, trained, request.roof)
+    computing = (microbatches + ranks - 1) * max(times) / request.several  # 1F1B of equal stages
+    seconds = computing + sending + updating if timed else None
     return Prediction(max(peaks), seconds, sent, sending, microbatches, flags, shown)
 
 
@@ -206,20 +238,28 @@ def steps_of(request, size, **way):
     return Line(request.model, Way(**way), STATES[request.optimizer], size)
 
 
-def one_device_seconds(request, bf16):
-    """Return the seconds of a step on one device that had room for the whole batch; None where they are not known."""
+def one_device(request, bf16) -> tuple:
+    """Return the seconds of a step on one device that had room for the whole batch, and those of its products at peak.
+
+    None and None where they are not known. The kernels are as slow as on several devices, since what is known of these
+    is published, and of other software.
+    """
     try:
         step = steps_of(request, max(1, request.batch // request.devices), bf16=bf16).at(request.batch)
     except NotPlanned:
-        return None
-    return step.seconds(roof(request.gpu))
+        return None, None
+    computing, updating = step.seconds(request.roof), update_seconds(request.optimizer, step.trained, request.roof)
+    at_peak = step.seconds(roof(request.gpu, AT_BEST)._replace(moved=float("inf"), launch=0.0))
+    return None if computing is None else computing / request.several + updating, at_peak
 
 
-def local_batch(request, replicas) -> int:
-    """Return how many samples each of so many replicas computes."""
-    if request.batch % replicas:
-        raise NotPlanned(f"a batch of {request.batch} does not divide by {replicas}")
-    return request.batch // replicas
+def with_spread(request, rule) -> Prediction:
+    """Return what a rule finds, and how far its time may be off if all kernels are as slow as some were."""
+    found = rule.find(request)
+    if found.seconds is None:
+        return found
+    slower = rule.find(replace(request, efficiency=request.efficiency.slower()))
+    return found._replace(spread=min(WIDEST, slower.seconds / found.seconds - 1))
 
 
 def predicted(request, steps, step, parts, replicas, used, extra=0) -> Prediction:
@@ -232,7 +272,7 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     for kind, bytes_ in step.sent.items():
         ranks = used[kind][0]
         sent[kind] = HALVES[kind] * ((ranks - 1) / ranks) * bytes_
-    computing = step.seconds(roof(request.gpu))
+    computing = step.seconds(request.roof)
 
     def most():
         size = steps.most(request.limit - extra)
@@ -243,27 +283,12 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     hidden = sending - times.get(IN_BLOCKS, 0.0)  # a block waits for its own messages
     seconds = None
     if computing is not None:  # of the others the first layer's gather, or the last one's reduction, is exposed
-        seconds = max(parts * computing, hidden) + hidden / layers + sending - hidden
+        seconds = max(parts * computing / request.several, hidden) + hidden / layers + sending - hidden
+        seconds += 0.0 if steps.way.offload else update_seconds(request.optimizer, step.trained, request.roof)
     flags = flags_of(steps.way, parts, replicate=replicas // steps.way.shards)
-    return Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
-
-
-def flags_of(way, parts, replicate=1, pp=1) -> str:
-    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; it has no adapters."""
-    if way.rank:
-        return ""
-    mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
-    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
-    used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
-    return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])
-
-
-def first_that_fits(request, find, numbers) -> Prediction:
-    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
-    first = find(numbers[0])
-    if first.memory <= request.limit or len(numbers) == 1:
-        return first
-    last = find(numbers[-1])
-    if last.memory > request.limit:
-        return min(first, last, key=lambda found: found.memory)
-    return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)
+    found = Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
+    if not steps.way.offload:
+        return found
+    loaded, stored = (parts * bytes_ for bytes_ in steps.with_host(step))
+    least = max(loaded, stored) / GPUS[request.gpu].host  # both directions at once
+    return found._replace(seconds=seconds and max(seconds, least), moved=loaded + stored, least=least)

@@ -151,6 +151,14 @@ class OwnModel:
         return f"samples of {shape or 1}; parameters in {' and '.join(kinds)}"
 
     @property
+    def unit(self) -> tuple:
+        """What is counted, tokens or images or else samples, and how many of them a sample is."""
+        kind = next(leaf[1] for leaf in self.like if isinstance(leaf, tuple))
+        if len(self.samples) == 2 and not kind.is_floating_point:
+            return "tokens", self.samples[1]
+        return ("images" if len(self.samples) == 4 else "samples"), 1
+
+    @property
     def weights(self):
         """Bytes of parameters and buffers."""
         return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))
@@ -165,10 +173,18 @@ class OwnModel:
         """Bytes of all gradients."""
         return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
 
+    @property
+    def channels_first(self):
+        """Whether a convolution has its weights, and so its images, with the channels first."""
+        convolutions = [part for part in self.template.modules() if isinstance(part, nn.Conv2d)]
+        return not all(part.weight.is_contiguous(memory_format=torch.channels_last) for part in convolutions)
+
     def _note(self):
         """Note what the reader may not know."""
         for names in shared(self.template):
             self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
+        if any(isinstance(part, nn.RNNBase) for part in self.template.modules()):
+            self.notes.append("of recurrent layers the gates and states are counted; cuDNN may keep more")
         if self.unused:
             some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
             self.notes.append(

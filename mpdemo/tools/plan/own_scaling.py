@@ -37,6 +37,12 @@ class Line(NamedTuple):
         """The second size."""
         return FEW_SAMPLES[0] if self.size >= FEW_SAMPLES[1] else FEW_SAMPLES[1]
 
+    def with_host(self, step) -> tuple:
+        """Return the bytes that FSDP takes from the host and gives to it in a step: layers twice, and gradients."""
+        layers = self.model.layers_of(self.model.template)
+        twice = sum(p.nbytes for layer in layers for p in layer.parameters()) / self.way.shards
+        return step.weights - step.buffers + twice, step.trained
+
     def _computed(self, size):
         return whole_step(self.model, self.way, self.states, size)
 

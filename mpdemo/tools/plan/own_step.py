@@ -38,6 +38,8 @@ class Way(NamedTuple):
 
     bf16: bool = False
     checkpointing: bool = False  # activation checkpointing of the blocks
+    selective: bool = False  # which keeps what products have computed
+    offload: bool = False  # weights, gradients and states to the host, by FSDP
     shards: int = 1  # processes that share weights, gradients and states (FSDP)
     copies: int = 1  # of these shards, one per node (HSDP)
     tensor: int = 1  # processes that split the Linears of every block
@@ -47,7 +49,7 @@ class Way(NamedTuple):
     @property
     def is_sharded(self):
         """Whether FSDP divides the model, which then casts it as well."""
-        return self.shards * self.copies > 1
+        return self.shards * self.copies > 1 or self.offload
 
 
 class Step(NamedTuple):
@@ -125,9 +127,11 @@ def step(model, way, states, batch, count) -> Step:
         _vary(model, module, way, fake, sent, phases)
         with fake:
             trained = [p for p in module.parameters() if p.requires_grad]
-            kept = [[torch.empty_like(local(p)) for _ in range(states)] for p in trained]
+            kept = [[torch.empty_like(local(p)) for _ in range(states)] for p in trained if not way.offload]
             for p in trained if way.held else []:
                 p.grad = torch.empty_like(p)
+            if way.offload:
+                phases.offload(module)
             phases.enter("before")
             with kernels, sent, OnGpu():
                 inputs = model.inputs(batch)
@@ -151,7 +155,7 @@ def _vary(model, module, way, fake, sent, phases):
             variants.adapt(module, blocks, way.rank)
         by_rows = variants.split_layers(blocks, way.tensor) if way.tensor > 1 else []
     if way.checkpointing:
-        variants.recompute(blocks)
+        variants.recompute(blocks, variants.PRODUCTS if way.selective else ())
     if way.is_sharded:
         _shard(module, model.layers_of(module), way)
     for linear in by_rows:
@@ -185,12 +189,21 @@ class Phases:
 
     def __init__(self, memory, kernels):
         self.memory, self.kernels, self.now, self.crossing = memory, kernels, None, []
-        self.levels, self.work = defaultdict(list), defaultdict(list)
+        self.levels, self.work, self.on_host = defaultdict(list), defaultdict(list), []
+
+    def offload(self, module):
+        """Count the parameters of a sharded module on the host, and their gradients once a phase ends."""
+        self.on_host = [p for p in module.parameters() if p.requires_grad]
+        for p in module.parameters():
+            self.memory.move(local(p).untyped_storage(), "host")
 
     def enter(self, name):
         """Begin a phase; what happened since the last one began is that one's."""
         self.levels[self.now] += self.memory.levels["cpu"]
         self.work[self.now] += self.kernels.work
+        for p in self.on_host:
+            if p.grad is not None:
+                self.memory.move(local(p.grad).untyped_storage(), "host")
         self.memory.start()
         self.kernels.work, self.now = [], name
 
@@ -224,7 +237,7 @@ class Phases:
         names = [name for name in self.levels if name not in (None, "end")]
         kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
         levels = {name: np.array(self.levels[name], dtype=float) for name in kept}
-        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 4) for name in names}
+        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 5) for name in names}
 
 
 @contextmanager

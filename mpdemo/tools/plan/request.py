@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.predict.footprint import MIB, RESERVE, STATES
+from mpdemo.predict.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.predict.footprint import MIB, RESERVE, STATES, roof
 from mpdemo.world.gpus import GPUS
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
@@ -31,12 +32,21 @@ class Rule(NamedTuple):
 ACCUMULATION, CHECKPOINTING = ", gradient accumulation", ", activation checkpointing"
 BOTH = ", bf16" + CHECKPOINTING
 ALL = BOTH + ACCUMULATION
+SELECTIVE, OFFLOAD = ", bf16, selective checkpointing", BOTH + ", offload"
 WAYS = {  # how an answer goes on: how its batch fits, and the options of its finder
     "": ("at once", {"parts": (1,)}),
     ACCUMULATION: ("with gradient accumulation over {parts} microbatches", {"parts": None}),
     ", bf16": ("in bf16", {"bf16": True}),
     CHECKPOINTING: ("with activation checkpointing", {"checkpointing": True}),
     BOTH: ("in bf16, with activation checkpointing", {"bf16": True, "checkpointing": True}),
+    SELECTIVE: (
+        "in bf16, with activation checkpointing that keeps what matrix products, convolutions and attention computed",
+        {"bf16": True, "checkpointing": True, "selective": True},
+    ),
+    OFFLOAD: (
+        "in bf16, with activation checkpointing, and weights, gradients and states in the host's memory",
+        {"bf16": True, "checkpointing": True, "offload": True},
+    ),
     ALL: (
         "in bf16, with activation checkpointing, over {parts} microbatches",
         {"bf16": True, "checkpointing": True},
@@ -71,6 +81,10 @@ class PlanRequest:
         "sgd", "momentum" or "adamw".
     gpu : str
         One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
+    total, price : float, optional
+        Tokens, images or samples of the whole run, and what an hour of one GPU costs.
+    efficiency : Efficiency
+        What its kernels reach of the data sheet; without it what is known of that GPU.
     """
 
     model: Any
@@ -80,7 +94,24 @@ class PlanRequest:
     memory: float = 40 * 2**30
     optimizer: str = "adamw"
     gpu: str = "a100"
+    total: float | None = None
+    price: float | None = None
+    efficiency: Efficiency | None = None
     progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
+
+    def __post_init__(self):
+        known = self.efficiency or MEASURED.get(self.gpu, AT_BEST)
+        object.__setattr__(self, "efficiency", known)
+
+    @property
+    def roof(self):
+        """What a device does per second."""
+        return roof(self.gpu, self.efficiency)
+
+    @property
+    def several(self) -> float:
+        """What is left of the speed of kernels."""
+        return self.efficiency.several if self.devices > 1 else 1.0
 
     @property
     def limit(self) -> float:
@@ -107,9 +138,40 @@ class Prediction(NamedTuple):
     parts: int = 1  # microbatches
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
+    spread: float = 0.0  # of the seconds, to either side, as a fraction
     most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
+    moved: float = 0.0  # bytes that go between this device and its host in a step, and the least seconds it takes
+    least: float = 0.0
 
 
 def mib(number: float) -> str:
     """Return bytes as text, in MiB."""
     return f"{number / MIB:,.0f} MiB"
+
+
+def local_batch(request, replicas) -> int:
+    """Return how many samples each of so many replicas computes."""
+    if request.batch % replicas:
+        raise NotPlanned(f"a batch of {request.batch} does not divide by {replicas}")
+    return request.batch // replicas
+
+
+def first_that_fits(request, find, numbers) -> Prediction:
+    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
+    first = find(numbers[0])
+    if first.memory <= request.limit or len(numbers) == 1:
+        return first
+    last = find(numbers[-1])
+    if last.memory > request.limit:
+        return min(first, last, key=lambda found: found.memory)
+    return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)
+
+
+def flags_of(way, parts, replicate=1, pp=1) -> str:
+    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; "" where it can't."""
+    if way.rank or way.selective or way.offload:
+        return ""
+    mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
+    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
+    used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
+    return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])

@@ -15,20 +15,25 @@ from mpdemo import terminal
 from mpdemo.errors import UserError
 from mpdemo.predict.footprint import MIB
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.request import NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
+from mpdemo.tools.plan.request import OFFLOAD, NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
 
-HEADERS = (
-    "",
-    "strategy",
-    "fits",
-    "peak memory\n(MiB)",
-    "bytes sent\n(MiB)",
-    "communication\n(ms)",
-    "step time\n(ms)",
-    "speed-up",
-    "flags of\ntrain_gpt.py",
-)
-NEEDED = 4  # columns that are always shown
+COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is written
+    "mark": ("", "{}"),
+    "strategy": ("strategy", "{}"),
+    "room": ("fits", "{}"),
+    "peaks": ("peak memory\n(MiB)", "{}"),
+    "milliseconds": ("step time\n(ms)", "{}"),
+    "per_second": ("{unit}\nper second", "{:,.0f}"),
+    "mfu": ("MFU", "{:.0%}"),
+    "speed_up": ("speed-up", "{:.2f}"),
+    "gpu_hours": ("GPU hours", "{:,.1f}"),
+    "price": ("price\n(EUR)", "{:,.1f}"),
+    "messages_mib": ("bytes sent\n(MiB)", "{:,.0f}"),
+    "sending_ms": ("communication\n(ms)", "{:,.1f}"),
+    "flags": ("flags of\ntrain_gpt.py", "{}"),
+}
+NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")  # columns that are always shown; those that are no numbers
+TIMED = "seconds", "spread", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
 LORA = ", LoRA"
 NOTHING = "none: more devices, or larger ones"
 
@@ -61,9 +66,11 @@ def compare(request: PlanRequest) -> list[Strategy]:
     _check(request)
     result = []
     for rule in own.rules_of(request):
+        if rule.answer.endswith(OFFLOAD) and any(row.fits and LORA not in row.answer for row in result):
+            continue
         request.progress(rule.answer)
         try:
-            predicted = rule.find(request)
+            predicted = own.with_spread(request, rule)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
@@ -115,18 +122,41 @@ def recommended(request: PlanRequest, strategies: list[Strategy]) -> str:
     return f"{NOTHING}: {why}"
 
 
-def as_row(strategy: Strategy) -> dict:
-    """Return a strategy as a row of a JSON file, in which None stands for what is not known."""
-    predicted = strategy.predicted
-    row = {"strategy": strategy.answer, "fits": strategy.fits}
-    if predicted is None:
-        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "seconds", "flags"))
+def as_rows(request: PlanRequest, strategies: list[Strategy]) -> list[dict]:
+    """Return strategies, as `compare` returns them, as rows of a JSON file, in which None stands for what is not known.
+
+    Speed-ups are over one device in the same precision, in whose memory everything fits. The MFU (model FLOPs
+    utilisation) is the time that the model's matrix products and convolutions would take at the peak of the data sheet
+    in that precision, without what is recomputed, over the step's. LoRA's row has neither, since it computes less.
+    """
+    one_device = {bf16: own.one_device(request, bf16) for bf16 in (False, True)}
+    return [_as_row(request, strategy, *one_device[", bf16" in strategy.answer]) for strategy in strategies]
+
+
+def _as_row(request, strategy, alone, at_peak):
+    found, row = strategy.predicted, {"strategy": strategy.answer, "fits": strategy.fits}
+    if found is None:
+        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "sending_ms", *TIMED, "flags"))
+    row |= {
+        "memory_mib": found.memory / MIB,
+        "stages_mib": [peak / MIB for peak in found.stages] or None,
+        "messages_mib": found.sent / MIB,
+        "sending_ms": 1000 * found.sending,
+        "flags": found.flags or None,
+    }
+    if found.seconds is None:
+        return row | dict.fromkeys(TIMED)
+    per_second = request.batch * request.model.unit[1] / found.seconds
+    hours = request.total and request.total / per_second / 3600 * request.devices
+    is_whole = alone and LORA not in strategy.answer
     return row | {
-        "memory_mib": predicted.memory / MIB,
-        "stages_mib": [peak / MIB for peak in predicted.stages] or None,
-        "messages_mib": predicted.sent / MIB,
-        "seconds": predicted.seconds,
-        "flags": predicted.flags or None,
+        "seconds": found.seconds,
+        "spread": found.spread,
+        "per_second": per_second,
+        "mfu": at_peak / request.devices / found.seconds if is_whole else None,
+        "speed_up": alone / found.seconds if is_whole else None,
+        "gpu_hours": hours,
+        "price": hours and request.price and hours * request.price,
     }
 
 
@@ -134,40 +164,35 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
-    in order. Times are the best that data sheets allow: each kernel at its peak, and communication hidden behind the
-    computation but for a first gather or a last reduction, and inside blocks. Speed-ups are over one device in
-    the same precision, in whose memory everything fits.
+    in order. Times are those of kernels that reach what `PlanRequest.efficiency` says, with the interval in which its
+    spread puts them, and communication is hidden behind the computation but for a first gather or a last reduction,
+    and inside blocks.
     """
-    rows, one_device = [], {bf16: own.one_device_seconds(request, bf16) for bf16 in (False, True)}
-    for number, strategy in enumerate(strategies):
-        predicted, row = strategy.predicted, as_row(strategy)
-        mark = "->" if number == 0 and strategy.fits else ""
-        if predicted is None:  # a note says why
-            continue
-        seconds, alone = row["seconds"], one_device[", bf16" in strategy.answer]
-        rows.append(
-            (
-                mark,
-                strategy.answer,
-                "yes" if strategy.fits else f"{(predicted.memory - request.limit) / MIB:,.0f} MiB over",
-                "\n".join(f"{mib:,.0f}" for mib in row["stages_mib"] or [row["memory_mib"]]),
-                f"{row['messages_mib']:,.0f}",
-                f"{1000 * predicted.sending:,.1f}",
-                f"{1000 * seconds:,.1f}" if seconds else "",
-                f"{alone / seconds:.2f}" if seconds and alone else "",
-                predicted.flags,
-            )
-        )
-    return _as_wide_as_the_terminal(rows)
+    rows = [row for row in as_rows(request, strategies) if row["memory_mib"]]  # a note says why there is no number
+    for number, row in enumerate(rows):
+        over = row["memory_mib"] - request.limit / MIB
+        row["mark"] = "->" if number == 0 and row["fits"] else ""
+        row["room"] = "yes" if row["fits"] else f"{over:,.0f} MiB over"
+        row["peaks"] = "\n".join(f"{peak:,.0f}" for peak in row["stages_mib"] or [row["memory_mib"]])
+        row["milliseconds"] = row["seconds"] and _milliseconds(row)
+    asked = {"gpu_hours": request.total, "price": request.price}
+    columns = [name for name in COLUMNS if asked.get(name, True)]
+    headers = [COLUMNS[name][0].format(unit=request.model.unit[0]) for name in columns]
+    texts = [["" if row[name] is None else COLUMNS[name][1].format(row[name]) for name in columns] for row in rows]
+    return _as_wide_as_the_terminal(texts, headers, ["left" if name in TEXTS else "right" for name in columns])
 
 
-def _as_wide_as_the_terminal(rows) -> str:
+def _milliseconds(row) -> str:
+    """Return the milliseconds of a step, and their interval where one is known."""
+    return f"{1000 * row['seconds']:,.1f}" + (f" ± {row['spread']:.0%}" if row["spread"] else "")
+
+
+def _as_wide_as_the_terminal(rows, headers, alignment) -> str:
     """Return the rows as text, on a narrow terminal without the last columns."""
-    alignment = ("left", "left", "left", *["right"] * 5, "left")
-    for columns in range(len(HEADERS), NEEDED - 1, -1):
-        shown, headers = [row[:columns] for row in rows], HEADERS[:columns]
-        text = tabulate(shown, headers, "simple", disable_numparse=True, colalign=alignment[:columns])
-        if terminal.width() is None or len(text.splitlines()[-1]) <= terminal.width():
+    for columns in range(len(headers), NEEDED - 1, -1):
+        shown = [row[:columns] for row in rows]
+        text = tabulate(shown, headers[:columns], "simple", disable_numparse=True, colalign=alignment[:columns])
+        if terminal.width() is None or max(map(len, text.splitlines())) <= terminal.width():
             break
-    more = [" ".join(header.split()) for header in HEADERS[columns:]]
+    more = [" ".join(header.split()) for header in headers[columns:]]
     return f"{text}\nA wider terminal, or --json, also has: {', '.join(more)}" if more else text

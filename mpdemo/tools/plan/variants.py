@@ -8,10 +8,15 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from mpdemo.tools.plan.loading import LARGEST_READ
 
+aten = torch.ops.aten
+PRODUCTS = (  # what takes long and is not large: matrix products, convolutions and attention, but no scores of its own
+    *(aten.mm.default, aten.addmm.default, aten.convolution.default),
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
     *("gate_proj", "up_proj", "gate_up_proj", "gate", "up", "w1", "w3", "fc1", "c_fc", "linear1"),
@@ -60,10 +65,11 @@ def _without_values(tensor, device):
     return torch.empty_like(tensor, device=device)
 
 
-def recompute(layers):
-    """Let the backward pass compute these layers once more: activation checkpointing."""
+def recompute(layers, kept=()):
+    """Let the backward pass compute these layers once more, but for what operations that are `kept` have computed."""
+    contexts = partial(create_selective_checkpoint_contexts, list(kept)) if kept else noop_context_fn
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
 
 
 def split_layers(layers, parts) -> list:

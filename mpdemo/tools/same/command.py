@@ -9,14 +9,17 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.errors import UserError
+from mpdemo import __version__
+from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
 from mpdemo.terminal import coloured, wrapped
-from mpdemo.tools.same import resume
+from mpdemo.tools.same import accepted, resume
 from mpdemo.tools.same.compare import BY_NATURE, VERDICTS
 from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.world.devices import gpus_here
+
+FORMAT = 1  # of what --json writes: another number if a name in it changes its meaning
 
 
 def add_arguments(parser):
@@ -37,18 +40,39 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Run the script, print the verdict; return 0 for the same training, 1 for another, 3 if nothing can be said."""
-    counts = checked(args)
-    with Watcher(args) as watcher:
-        verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
+    verdicts, record = run(args)
     for verdict in verdicts:
         show(verdict)
-    kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
+    for line in accepted.stale(record):
+        print(wrapped(line))
     if args.json:
-        lists = ("findings", "harmless")
-        records = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
-        text = json.dumps({"same": kind == "same", "verdict": kind, "worlds": records}, indent=2)
-        Path(args.json).write_text(text + "\n")
-    return VERDICTS[kind]["status"]
+        Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
+    return VERDICTS[record["verdict"]]["status"]
+
+
+def run(args) -> tuple:
+    """Run the script; return the verdict on each larger world, and what --json writes of them."""
+    counts, reasons = checked(args), accepted.reasons(args.script[0])
+    with Watcher(args) as watcher:
+        verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
+    unmatched = accepted.set_aside(verdicts, reasons)
+    kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
+    lists = ("findings", "harmless")
+    worlds = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
+    record = {"format": FORMAT, "versions": {"mpdemo": __version__} | watcher.versions, "script": args.script}
+    return verdicts, record | {"same": kind == "same", "verdict": kind, "worlds": worlds, "unmatched": unmatched}
+
+
+def arguments(script, args, options) -> argparse.Namespace:
+    """Return the command's options for a script, as a call from Python gives them."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    found = parser.parse_args(["--", str(script), *map(str, args)])
+    known = [name for name in vars(found) if name not in ("script", "json")]
+    if unknown := sorted(options.keys() - set(known)):
+        raise UserError(f"no option {unknown[0]!r}; allowed: {', '.join(known)}{did_you_mean(unknown[0], known)}")
+    vars(found).update(options)
+    return found
 
 
 def checked(args) -> list:
@@ -80,10 +104,16 @@ def checked(args) -> list:
 def show(verdict):
     rows = [[name, *values] for name, values in verdict["table"].items()]
     print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
-    said = f"{verdict['processes']} processes: {verdict['said']}"
+    said, *more = told(verdict)
     print("\n" + coloured(said, VERDICTS[verdict["verdict"]]["colour"]))
-    lines = [*verdict["findings"]]
+    print(wrapped("\n".join([*more, ""])))
+
+
+def told(verdict) -> list:
+    """Return what is said of a verdict, the verdict itself first."""
+    lines = [*verdict["findings"], *map(accepted.told, verdict.get("accepted", []))]
     if verdict["harmless"]:
         lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]
         lines += verdict["harmless"]
-    print(wrapped("\n".join(map(str, [*lines, *(f"  {note}" for note in verdict["notes"]), ""]))))
+    notes = [f"  {note}" for note in verdict["notes"]]
+    return [f"{verdict['processes']} processes: {verdict['said']}", *map(str, lines), *notes]

@@ -18,6 +18,7 @@ class Finding:
 
     name: str
     what: str
+    where: str = ""  # the line of the reader's files that makes it, where one is known
 
     def has(self, mark) -> bool:
         """Whether its row in the table has a mark."""
@@ -28,7 +29,8 @@ class Finding:
         return asdict(self) | TABLE[self.name]
 
     def __str__(self):
-        return "  {name}: {what}\n    Remedy: {remedy} ({section})".format(**self.record())
+        record = self.record() | {"line": f"\n    Line: {self.where}" if self.where else ""}
+        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {section})".format(**record)
 
 
 def distance(a, b) -> float:
@@ -64,6 +66,15 @@ def shown(names) -> str:
     """Return the first names as text."""
     first = ", ".join(list(names)[:4])
     return f"{first} ..." if len(names) > 4 else first
+
+
+def not_distributed(many) -> Finding | None:
+    """Return whether each process trains alone: none has made a process group."""
+    starts = [note for rank in many.ranks for note in rank.of("start")]
+    if many.processes == 1 or not starts or any(note["distributed"] for note in starts):
+        return None
+    what = f"no process calls init_process_group: {many.processes} processes train {many.processes} models"
+    return Finding("not distributed", what, many.steps[0][0]["where"] if many.steps else "")
 
 
 def of_data(one, many):
@@ -135,7 +146,7 @@ def leaked(world) -> int:
 def of_rows(one, many):
     """Yield what is wrong with the rows that enter the model where samples have no numbers."""
     alone, together = one.in_rows, many.in_rows
-    if len(many.replicas) < 2 or not any(together) or not unequal(alone, together):
+    if len(many.replicas) < 2 or not any(together) or not many.has_other_rows(one):
         return
     yield from of_size(many, alone, together)
     shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in many.rows]
@@ -145,9 +156,10 @@ def of_rows(one, many):
     if (mean := sum(shared) / len(shared)) > SHARED:
         yield Finding("another order per rank", f"two ranks share {100 * mean:.0f} % of the rows of a step")
         return
-    epochs = {}
-    for ranks, (first, second, *_) in zip(many.steps, many.rows, strict=True):
-        drawn = epochs.setdefault(ranks[0]["epoch"], (Counter(), Counter()))
+    epochs, length, total = {}, rows_of_epoch(one), 0
+    for ranks, (first, second, *others) in zip(many.steps, many.rows, strict=True):
+        drawn = epochs.setdefault((ranks[0]["epoch"], total // length), (Counter(), Counter()))
+        total += sum(map(Counter.total, (first, second, *others)))
         drawn[0].update(first)
         drawn[1].update(second)
     first, second = max(epochs.values(), key=lambda drawn: len(drawn[0] & drawn[1]))
@@ -156,6 +168,17 @@ def of_rows(one, many):
     if both > 0.05 + 4 * own:
         what = f"{100 * both:.0f} % of the rows of one rank are trained on by another too, in other steps"
         yield Finding("another order per rank", what)
+
+
+def rows_of_epoch(one) -> int:
+    """Return how many rows one process draws until one is repeated; a loop without a loader tells no epochs."""
+    seen, total = set(), 0
+    for drawn in one.in_rows:
+        if seen & drawn.keys():
+            return max(1, total)
+        seen |= drawn.keys()
+        total += drawn.total()
+    return 10**12
 
 
 def unequal(alone, together) -> bool:
@@ -218,7 +241,8 @@ def of_files(many):
     """Yield what several ranks write."""
     times = Counter(name for rank in many.ranks for name in set(rank.names("file")))
     if twice := sorted(name for name, number in times.items() if number > 1):
-        yield Finding("same file from every rank", shown(twice))
+        places = [rank.names("file at") for rank in many.ranks]
+        yield Finding("same file from every rank", shown(twice), next((p for p in places[-1] if p in places[0]), ""))
 
 
 def of_log(one, many):
@@ -228,7 +252,9 @@ def of_log(one, many):
             continue
         what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
         sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
-        if len(sizes) > 1 and distance(a, b) < 0.01:
+        if "loss" not in name.lower():
+            yield Finding("printed metric differs", what)
+        elif len(sizes) > 1 and distance(a, b) < 0.01:
             yield Finding("printed mean of means", what)
         else:
             summed = distance(b, a * len(many.replicas)) < 0.01

@@ -7,6 +7,7 @@ import functools
 import shutil
 import signal
 
+from mpdemo.tools.same import held
 from mpdemo.tools.same.compare import Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
@@ -165,26 +166,32 @@ def follow(whole, again) -> Finding | None:
     if first != place and place < len(expected) and drawn:
         return Finding(*wrong_start(whole, place, first))
     both = range(min(len(whole.steps) - place, len(again.steps)))
-    return next(filter(None, (in_step(whole, again, place, k) for k in both)), None) or printed(whole, again, place)
+    found = next(filter(None, (in_step(whole, again, place, k) for k in both)), None)
+    return found or held.lost_in_files(whole, again, place) or printed(whole, again, place)
 
 
 def in_step(whole, again, place, k) -> Finding | None:
     """Return the first difference of a resume's step `k`, which is step `place` + `k` of the uninterrupted run."""
     expected, drawn = whole.in_samples, again.in_samples
     rates = whole.steps[place + k][0]["rates"], again.steps[k][0]["rates"]
-    where = f"in step {place + k + 1}"
+    where, line = f"in step {place + k + 1}", again.steps[k][0]["where"]
     if place + k < len(expected) and expected[place + k] != drawn[k]:
-        return Finding("another order after resume", f"other samples are drawn {where}")
+        return Finding("another order after resume", f"other samples are drawn {where}", line)
+    rows = whole.in_rows[place + k], again.in_rows[k]
+    if place + k >= len(expected) and rows[0] != rows[1] and all(rows) and not again.names("chance"):
+        return Finding("another order after resume", f"other rows enter the model {where}", line)
     sums = whole.sums[place + k], again.sums[k]
     if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
-        return Finding("optimizer not restored", f"the weights differ {where}")
+        return Finding("optimizer not restored", f"the weights differ {where}", line)
     if any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
         what = f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
-        return Finding("scheduler not restored" if k else "learning rate not restored", what)
+        return Finding("scheduler not restored" if k else "learning rate not restored", what, line)
+    if found := held.lost(whole, again, place, k):
+        return found
     off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
     if off > EQUAL:
         what = f"the gradient of {name} differs {where}"
-        return Finding("random state not restored" if again.names("chance") else "weights not restored", what)
+        return Finding("random state not restored" if again.names("chance") else "weights not restored", what, line)
     return None
 
 

@@ -6,16 +6,18 @@ whatever the samples. On equal rows the steps of one process are the same, or a 
 
 import math
 
+from mpdemo.tools.same import causes, held
+from mpdemo.tools.same.causes import EQUAL, differing, line_of, own_gradient
 from mpdemo.tools.same.compare import Finding, apart, distance, norm, shown, tolerance
 
-EQUAL = 1e-5  # relative: ranks that did the same arithmetic
 SCALED = ("gradients summed", "gradients divided twice", "gradient scaled")  # found in the ranks alone
+BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
 GROWTH = 10.0  # from step to step: what begins as rounding may grow, a fault jumps
 
 
 def of_ranks(one, many) -> Finding | None:
     """Return the first thing in which the ranks differ from each other, or from the mean."""
-    checks = [own_gradient, other_rates, other_weights]
+    checks = [other_batches, own_gradient, other_rates, other_weights]
     if many.names("tensor"):  # what is replicated in them is never averaged: other weights are the cause
         checks.reverse()
     for k in range(len(many.steps)):
@@ -25,13 +27,25 @@ def of_ranks(one, many) -> Finding | None:
     return of_mean(one, many)
 
 
+def other_batches(many, k):
+    """Return whether the ranks train on batches of other numbers in a step of one batch."""
+    ranks = [rank.steps[k] for rank in many.replicas]
+    drawn = [step["taken"] for step in ranks]
+    one_pass = len({(step["loader"], step["number"]) for step in ranks}) == 1 and ranks[0]["loader"] is not None
+    if not one_pass or len(set(drawn)) == 1 or any(len(step["parts"]) != 1 for step in ranks):
+        return None
+    said = ", ".join(f"rank {rank} with its batch {number}" for rank, number in enumerate(drawn))
+    return Finding("a rank skips", f"step {k + 1} is made by {said} of an epoch", ranks[0]["where"])
+
+
 def other_rates(many, k):
     """Return whether the ranks have other learning rates in a step."""
     rates = [rank["rates"] for rank in many.steps[k]]
     if len({tuple(of_rank) for of_rank in rates if len(of_rank) == len(rates[0])}) < 2:
         return None
     numbers = ", ".join(f"{of_rank[0]:.6g}" for of_rank in rates)
-    return Finding("learning rates differ", f"in step {k + 1} the ranks have {numbers}")
+    where = many.steps[k][0]["where"]
+    return Finding("learning rates differ", f"in step {k + 1} the ranks have {numbers}", where)
 
 
 def other_weights(many, k):
@@ -42,34 +56,9 @@ def other_weights(many, k):
         return None
     norms, who = ", ".join(f"{norm(rank):.6g}" for rank in ranks), "tensor parallel ranks" * bool(many.names("tensor"))
     what = f"before step {k + 1} {who or 'the ranks'} have other values of {shown(names)} (norms of all {norms})"
-    return Finding("weights differ", what)
-
-
-def differing(ranks) -> list:
-    """Return the names of the parameters of which ranks with the same part have other values."""
-    found, first, total = [], {}, max(norm(ranks[0]), 1e-12)
-    for rank in ranks:
-        for name, (square, *values, part) in rank.items():
-            same = first.setdefault((name, part), values)
-            off = max(abs(a - b) for a, b in zip(values, same, strict=True))
-            if off > EQUAL * (math.sqrt(square) + EQUAL * total) and name not in found:
-                found.append(name)
-    return found
-
-
-def own_gradient(many, k):
-    """Return why ranks keep gradients of their own in a step."""
-    ranks = [rank["gradients"] for rank in many.steps[k]]
-    names = differing(ranks)
-    if not names:
-        return None
-    what = f"each rank keeps its own gradient (norms {', '.join(f'{norm(rank):.6g}' for rank in ranks)})"
-    if size := many.names("part of the ranks"):
-        what += f": the wrapper averages over {size.pop()} of {len(ranks)} ranks"
-        return Finding("mesh without reduction", what)
-    if len(names) < len(ranks[0]):
-        return Finding("parameters outside the wrapper", f"{what} of {shown(names)}")
-    return Finding("wrapper bypassed" if many.names("wrapped") else "wrapper missing", what)
+    if k and (skip := causes.skipped(many, k)):
+        return skip
+    return Finding("weights differ", what, many.steps[max(k - 1, 0)][0]["where"])
 
 
 def factor(sums) -> tuple:
@@ -94,13 +83,18 @@ def of_mean(one, many):
         if rest > tolerance(many):
             compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
             what = f"in step {k + 1} {rest:.2g} of the gradient of {name} is no mean of the ranks' own"
-            return Finding(compressed, what)
+            return scaled_by_rank(many, k) or Finding(compressed, what, line_of(many, k))
         alone = factor(one.sums[k])[0] if k < len(one.sums) else None
         factors.append(times / (alone or 1.0))
     if not factors or max(factors) - min(factors) > 0.01 * max(factors) or distance(factors[0], 1) < 0.01:
         return None
     what = f"in each step the gradient is {factors[0]:.4g} times the mean of the ranks' own"
-    return Finding(multiple(factors[0], many) or "gradient scaled", what)
+    return Finding(multiple(factors[0], many) or "gradient scaled", what, line_of(many, 0))
+
+
+def scaled_by_rank(many, k):
+    """Return whether the ranks' parts of the average are multiplied by numbers of their own, as by a norm of each."""
+    return causes.of_scale(many, k) if all(rank["averaged"] for rank in many.steps[k]) else None
 
 
 def multiple(times, many, near=0.01) -> str:
@@ -131,9 +125,9 @@ def of_steps(one, many, turned=None) -> Finding | None:
         if not off <= allowed:
             return cause_of_gradient(one, many, k, name, said)
         allowed = max(limit, GROWTH * off)
-    if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
+    if len(one.steps) != len(many.steps) and one.how == many.how == "ended" and not many.names("more epochs"):
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
-        return Finding("other steps", what)
+        return Finding("other steps", what, many.steps[-1][0]["where"])
     return None
 
 
@@ -172,8 +166,8 @@ def of_rates(one, many, k, said):
         return None
     what = said.format(f"in step {k + 1} ", *pairs[0])
     if k and together["scheduled"] == many.processes * alone["scheduled"] > 0:
-        return Finding("scheduler steps once per process", what)
-    return Finding("learning rate changes", what)
+        return Finding("scheduler steps once per process", what, next(iter(many.ranks[0].names("scheduler at")), ""))
+    return Finding("learning rate changes", what, many.steps[k][0]["where"])
 
 
 def cause_of_gradient(one, many, k, name, said) -> Finding:
@@ -181,27 +175,41 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
     norms = [norm(world.sums[k]["gradients"]) for world in (one, many)]
     what = said.format(f"in step {k + 1} the norm is ", *norms)
     if k and (changed := apart(one.sums[k]["weights"], many.sums[k]["weights"]))[0] > 10 * tolerance(one, many):
-        return Finding("another update", f"{what}; step {k} has changed {changed[1]} in another way")
+        what += f"; step {k} has changed {changed[1]} in another way"
+        return Finding("another update", what, many.steps[k - 1][0]["where"])
     ratio, untrained = norms[1] / max(norms[0], 1e-12), other_untrained(one, many)
     if module := first_module(one, many, untrained):
-        place, kind, batch_norm = module
+        place, kind, batch_norm, other = module
         what += f"; the first module that returns something else for the same row is {place} ({kind})"
-        return Finding("BatchNorm of each rank" if batch_norm else "module over the batch", what)
+        if other != kind:
+            what += f", and {other} with {many.processes}"
+            return Finding("another module", what, line_of(many, k))
+        return Finding("BatchNorm of each rank" if batch_norm else "module over the batch", what, line_of(many, k))
     if cut := many.names("no gradient"):
-        return Finding("gathered without gradient", f"{what}; {shown(sorted(cut))} of a tensor that wants a gradient")
+        what += f"; {shown(sorted(cut))} of a tensor that wants a gradient"
+        return Finding("gathered without gradient", what, next(iter(many.ranks[0].names("cut at")), ""))
     if times := multiple(ratio, many):
-        return Finding(times, what)
+        return Finding(times, what, line_of(many, k))
+    if untrained:
+        what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
+        return Finding("untrained weights differ", what, line_of(many, k))
+    if apart(one.sums[k]["local"], many.sums[k]["local"])[0] <= tolerance(one, many):
+        what += "; before it is clipped or scaled, it is the same"
+        return Finding("gradient scaled", what, many.steps[k][0]["where"])
+    if state := held.before(one, many, k):
+        what += f"; the ranks have other values of {shown(state)}, or than one process"
+        return Finding("state of each rank", what, many.steps[k][0]["where"])
+    if loss := causes.of_loss(one, many, k, what):
+        return loss
     # over how many targets each part of the step takes its mean: of each rank, of each part of a batch
     terms = [[part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]] for world in (one, many)]
     if any(len(set(of_world)) > 1 for of_world in terms):
-        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms")
+        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms", line_of(many, k))
     what += f", most of all of {name}"
-    if untrained:
-        what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
-        return Finding("untrained weights differ", what)
     modules = {note["module"] for note in many.ranks[0].of("output")}
-    same = f"; all {len(modules)} modules return the same for the same rows" if modules else ""
-    return Finding("another gradient", f"{what}{same}: cause unknown")
+    same = ["the first weights", "the learning rates", *["the rows"] * any(many.in_rows)]
+    same += [f"what {len(modules)} modules return for the first rows"] * bool(modules)
+    return Finding("another gradient", f"{what}: cause unknown; equal are {', '.join(same)}", line_of(many, k))
 
 
 def other_untrained(one, many) -> list:
@@ -230,9 +238,9 @@ def first_module(one, many, untrained):
     limit = 5 * tolerance(one, many)
     for key in alone:
         if key in together and not any(is_inside(name, key[0]) for name in untrained):
-            (taken, gave, kind), (taken_too, gave_too, _) = alone[key], together[key]
+            (taken, gave, kind), (taken_too, gave_too, other) = alone[key], together[key]
             if near(taken, taken_too, limit / 10) and not near(gave, gave_too, limit):
-                return key[0] or "the model", kind, "BatchNorm" in kind
+                return key[0] or "the model", kind, "BatchNorm" in kind, kind if {kind, other} <= BATCH_NORMS else other
     return None
 
 

@@ -2,9 +2,12 @@
 
 import statistics
 
-from mpdemo.tools.same import compare, steps
-from mpdemo.tools.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, unequal
-from mpdemo.tools.same.worlds import of_failure, refuse
+from mpdemo.tools.same import compare, held, steps
+from mpdemo.tools.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, of_log, unequal
+from mpdemo.tools.same.failures import of_failure
+from mpdemo.tools.same.worlds import refuse
+
+LONGEST = 8  # epochs at most in which the ranks are compared with each other
 
 
 class Comparison:
@@ -18,10 +21,16 @@ class Comparison:
         self.reason = incomparable(one, many)  # why nothing can be said
         if not self.reason:
             self.compare()
+        for finding in self.findings:
+            finding.where = finding.where or place_of(many, finding)
 
     def compare(self):
         """Look at the data, at the ranks of the larger world, and then at the steps of both."""
         one, many = self.one, self.many
+        many.turn(one)
+        if alone := compare.not_distributed(many):
+            self.findings.append(alone)
+            return
         self.findings += compare.of_data(one, many)
         if failed := of_failure(many):
             self.findings = self.findings or [failed]
@@ -43,7 +52,7 @@ class Comparison:
         given, kept = {}, [str(rank.kept) for rank in many.replicas if rank.kept.exists()]
         if unequal(one.in_samples, many.in_samples):
             self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
-        elif unequal(one.in_rows, many.in_rows) and kept:
+        elif many.has_other_rows(one) and kept:
             self.order, given = "rows", {"rows": kept}
         if given:
             self.one = self.watcher.run_new(one.processes, without=self.without, **given)
@@ -55,7 +64,7 @@ class Comparison:
             self.reason = f"on the rows of {many.processes} processes one fails: {one.error}"
             return []
         seen = any(one.in_rows) and any(many.in_rows)
-        same = seen and not unequal(one.in_rows, many.in_rows)
+        same = seen and not many.has_other_rows(one)
         numbered = many.in_samples and not unequal(one.in_samples, many.in_samples)
         found = steps.of_steps(one, many)
         if found and found.has("rounding") and one.loader is not None and chance_of(one, many) <= self.without:
@@ -67,7 +76,7 @@ class Comparison:
         of_gradients = found and found.has("chance")
         self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
         if self.compared:
-            return [found] if found else compare.of_log(one, many)
+            return [found] if found else [*held.of_state(one, many), *held.of_saved(one, many), *of_log(one, many)]
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
         self.notes.append(f"{what}: the gradients of the two are not compared")
         if not seen:
@@ -79,6 +88,13 @@ class Comparison:
         drawn = (self.many if self.order == "order" else self.one).batches()
         batches = [[batch[::-1] for batch in batches] for batches in drawn]
         return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
+
+
+def place_of(many, finding) -> str:
+    """Return the line where the loader or the optimizer is made that a finding is about."""
+    first = many.ranks[0]
+    places = {"S1": [note["line"] for note in first.passes(many.loader)], "S3": first.names("optimizer at")}
+    return next(iter(places.get(finding.record()["code"][:2], [])), "")
 
 
 def incomparable(one, many) -> str:
@@ -105,7 +121,7 @@ def of_other_rows(one, many) -> list:
 def verdicts_of(watcher, counts) -> list:
     """Run the script with each number of processes, then with the first; compare."""
     without = watcher.args.without
-    several = [watcher.run_new(count, without=without) for count in counts[1:]]
+    several = [watcher.run_new(count, without=without, longest=LONGEST) for count in counts[1:]]
     one = watcher.run_new(counts[0], without=without)
     if watcher.args.device and not one.error and not one.steps and not one.names("spawn"):
         watcher.devices = max(counts)  # some scripts end at once where they don't see two GPUs
@@ -150,9 +166,22 @@ def judged(found, notes, strict) -> dict:
         said += given[1]
     if found.reason:
         notes.append(f"nothing to compare: {found.reason}")
-    notes += found.notes
+    notes += found.notes + [f"{name} is computed by all-reduces on CPUs" for name in sorted(many.names("emulated"))]
+    if kind != "not the same" and (left := not_examined(one, many)):
+        notes.append(f"not examined: {left}")
     record = {"processes": many.processes, "verdict": kind, "said": said, "findings": findings, "harmless": harmless}
     return record | {"notes": notes, "table": table(one, many)}
+
+
+def not_examined(one, many) -> str:
+    """Return what of the script was not run, or not looked at."""
+    found = []
+    longest = max((len(note["batches"]) for note in many.ranks[0].passes(many.loader)), default=0)
+    if many.loader is not None and longest > one.order["batches"] and not many.names("whole"):
+        found.append(f"batches after number {one.order['batches']} of an epoch")
+    if one.names("cut"):
+        found.append(f"what follows step {len(one.steps)}")
+    return ", ".join(found)
 
 
 def table(one, many) -> dict:
@@ -165,7 +194,7 @@ def table(one, many) -> dict:
         "first gradient": lambda world: f"{norm(world.sums[0]['gradients']):.6g}",
         "last gradient": lambda world: f"{norm(world.sums[-1]['gradients']):.6g}",
         "last weights": lambda world: f"{norm(world.sums[-1]['weights']):.6g}",
-        "learning rate": lambda world: f"{world.steps[-1][0]['rates'][0]:.6g}",
+        "learning rate": lambda world: "by hand" if world.names("by hand") else f"{world.steps[-1][0]['rates'][0]:.6g}",
         "messages per step": messages,
     }.items():
         rows[name] = [show(world) if world.steps else "-" for world in (one, many)]

@@ -39,6 +39,8 @@ class Watcher:
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
         if self.args.device == "cpu":
             kept["CUDA_VISIBLE_DEVICES"] = ""
+        if paths := kept.get("PYTHONPATH"):  # the server has another current folder
+            kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
         (self.home / "tmp").mkdir()
         self.pipe, theirs = Pipe()
         command = [self.args.python, "-m", "mpdemo_watcher.serve", str(theirs.fileno()), str(self.home)]
@@ -47,7 +49,7 @@ class Watcher:
             files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
             self.server = subprocess.Popen(command, **files, **place)
         try:
-            self.answer(IMPORT, "loading PyTorch")
+            self.versions = self.answer(IMPORT, "loading PyTorch")  # of the reader's environment
         except UserError:
             last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
             self.__exit__()
@@ -97,7 +99,7 @@ class Watcher:
         order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
         order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
-        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0} | given
+        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0, "longest": 0} | given
         order |= {"devices": max(self.devices, processes)}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers

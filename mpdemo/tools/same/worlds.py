@@ -2,18 +2,20 @@
 
 import functools
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.tools.same.compare import Finding
+from mpdemo.tools.same.failures import LEFT, MISFIT
 
-LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
+NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
+LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
-AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}  # a rank that waits in them has left the loop
-LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
+NEAR = 1e-3  # relative: rows that were computed from the same numbers, in another order
 WRAPPERS = ("wrapper", "called", "noted")  # of functions, PyTorch's and ours
+TRACED = re.compile(r'File "(.*)", line (\d+), in ')
 FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
 
 
@@ -61,6 +63,7 @@ class World:
 
     def __init__(self, notes, order, answer):
         self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
+        self.turned = False  # whether rows are told by their second dimension, or without padding
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
@@ -76,14 +79,36 @@ class World:
     def __str__(self):
         return f"{self.processes} process{'es' * (self.processes > 1)}"
 
-    @property
-    def error(self) -> str:
-        """The last line of the first failed rank's error output, or an empty text."""
+    @functools.cached_property
+    def failed(self) -> tuple:
+        """The rank that failed by itself, if one did, else one that lost its partner, and its last line of errors."""
+        found = []
         for rank, status in self.statuses.items():
             if status:
                 lines = [line for line in self.ranks[rank].err.splitlines() if line.strip() and line[0] not in " ["]
-                return lines[-1] if lines else f"exit status {status}"
-        return ""
+                found.append((rank, lines[-1] if lines else f"exit status {status}"))
+        own = [(rank, line) for rank, line in found if not any(text in line for text in LEFT + MISFIT)]
+        return next(iter(own + found), (0, ""))
+
+    @property
+    def error(self) -> str:
+        """The last line of a failed rank's error output, or an empty text."""
+        return self.failed[1]
+
+    @property
+    def error_line(self) -> str:
+        """The line of the reader's files in which that rank failed."""
+        own = [(file, line) for file, line in TRACED.findall(self.ranks[self.failed[0]].err) if self.is_own(file)]
+        return f"{os.path.relpath(*self.placed(own[-1][0]))}:{own[-1][1]}" if own else ""
+
+    def is_own(self, file) -> bool:
+        """Whether a file is the reader's."""
+        return not file.startswith(("/", "<")) or file.startswith((str(self.folder), self.order["real"] + os.sep))
+
+    def placed(self, file) -> tuple:
+        """Return the path of one of the reader's files, and the folder in which the script was started."""
+        cwd = self.order["cwd"]
+        return (file, self.order["real"]) if file.startswith(self.order["real"]) else (os.path.join(cwd, file), cwd)
 
     @functools.cached_property
     def sums(self) -> list:
@@ -99,12 +124,33 @@ class World:
     @functools.cached_property
     def rows(self) -> list:
         """For each step and replica, the rows that entered the model."""
-        return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
+        kind = "columns" if self.turned else "rows"
+        return [[Counter(sum(rank.steps[k][kind], [])) for rank in self.replicas] for k in range(len(self.steps))]
 
     @functools.cached_property
     def in_rows(self) -> list:
         """The rows of each step."""
         return [sum(ranks, Counter()) for ranks in self.rows]
+
+    def turn(self, one):
+        """Tell rows by the second dimension, or without padding, where only so they are those of one process."""
+        if not one.steps or not self.steps:
+            return
+        drawn = [Counter(sum((sum(step["columns"], []) for step in world.steps[0]), [])) for world in (one, self)]
+        if drawn[0] and drawn[0] == drawn[1] and one.in_rows[0] != self.in_rows[0]:
+            for world in (one, self):
+                world.turned = True
+                del world.rows, world.in_rows
+
+    def has_other_rows(self, one) -> bool:
+        """Whether a step trains on other rows than the same step of another world, by more than rounding."""
+        pairs = enumerate(zip(one.in_rows, self.in_rows, strict=False))
+        return any(a != b and not near(one.values(k), self.values(k)) for k, (a, b) in pairs)
+
+    def values(self, k) -> list:
+        """Return norm and projection of each row of a step that has numbers, each in order."""
+        rows = sum((sum(rank.steps[k]["values"], []) for rank in self.replicas), [])
+        return [sorted(numbers) for numbers in zip(*rows, strict=True)] if len(rows) == self.in_rows[k].total() else []
 
     @functools.cached_property
     def in_samples(self) -> list:
@@ -117,7 +163,7 @@ class World:
 
     def batches(self) -> list:
         """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
-        cut = self.order["batches"]
+        cut = max([self.order["batches"], *(ranks[0]["taken"] for ranks in self.steps)])
         passes = [[note["batches"][:cut] for note in rank.passes(self.loader)] for rank in self.replicas]
         return [[sum(parts, []) for parts in zip(*ranks, strict=False)] for ranks in zip(*passes, strict=False)]
 
@@ -126,6 +172,15 @@ class World:
         steps = [ranks[0] for ranks in self.steps]
         known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
         return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
+
+
+def near(alone, together) -> bool:
+    """Whether two lists of rows, by their numbers in order, are the same up to rounding."""
+    if not alone or not together or len(alone[0]) != len(together[0]):
+        return False
+    sizes = [max(map(abs, numbers)) for numbers in alone]
+    pairs = zip(alone, together, sizes, strict=True)
+    return all(abs(x - y) <= NEAR * size for a, b, size in pairs for x, y in zip(a, b, strict=True))
 
 
 def whole(ranks) -> dict:
@@ -154,21 +209,3 @@ def refuse(one):
     if not one.steps and not one.names("backward"):
         limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
         raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")
-
-
-def of_failure(many):
-    """Return why a world of several has not come to its end, or nothing."""
-    if many.how == "ended" and not many.error:
-        return None if many.steps else Finding("fails with several", "no step of an optimizer is seen")
-    ended = [rank for rank, status in many.statuses.items() if status == 0]
-    if ended and (many.how != "ended" or any(text in many.error for text in LEFT)):
-        other = next(rank for rank in range(many.processes) if rank not in ended)
-        what = f"rank {ended[0]} ends after {len(many.ranks[ended[0]].steps)} steps, and rank {other} waits for it"
-        return Finding("a rank leaves early", what)
-    if many.error:
-        return Finding("fails with several", many.error)
-    waits = [rank.waits(many.folder) for rank in many.ranks]
-    where = ", ".join(f"rank {k} waits in {name} ({line})" for k, (name, line) in enumerate(waits) if line)
-    what = f"nothing new for {many.order['limit']} s after {len(many.steps)} steps; {where}".removesuffix("; ")
-    names = {name for name, _ in waits}
-    return Finding("a rank leaves early" if len(names) > 1 and names & AFTER else "hangs", what)

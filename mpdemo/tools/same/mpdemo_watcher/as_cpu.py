@@ -209,6 +209,3 @@ def replace_processes():
     for_the_script(dist, "get_backend", lambda group=None: backend(group).replace("gloo", "nccl"))
     device_mesh.init_device_mesh = dist.init_device_mesh = lambda kind, *args, **options: mesh("cpu", *args, **options)
     DistributedDataParallel.__init__ = wrapped
-    sync = nn.SyncBatchNorm  # it needs GPUs, so each rank normalizes its own rows
-    sync.convert_sync_batchnorm = classmethod(lambda _, module, process_group=None: module)
-    sync.forward = nn.BatchNorm1d.forward

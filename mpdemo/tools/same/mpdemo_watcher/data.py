@@ -2,33 +2,38 @@
 
 import ast
 import collections
+import contextlib
+import os
+import time
 
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from . import chance, private_torch
+from . import chance, private_torch, where
 from .notes import ORDER, before, finish, note, note_once, now, number_of
 from .rows import rows_of
 
 MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
+QUICK = 6.0  # seconds in which a world may look at more epochs
 loaders, datasets, passes = [], {}, collections.Counter()
+lines = {}  # by id of a loader: where it was made
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
 taken = collections.Counter()  # batches of each pass over a loader
 
 
 class Noted:
-    """Stands for a loader's batch sampler: notes the whole order of an epoch, and hands out the first batches of it."""
+    """Stands for a loader's batch sampler: notes the whole order of an epoch, and hands it out."""
 
     def __init__(self, loader, sampler):
         self.sampler, self.dataset, self.in_batches = sampler, loader.dataset, loader.batch_sampler is not None
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
         if kind not in loaders:  # many scripts build a new loader for each epoch
             loaders.append(kind)
-        self.key, self.number = loaders.index(kind), 0
+        self.key, self.number, self.line = loaders.index(kind), 0, lines.get(id(loader), "")
 
     def __len__(self):
-        return min(len(self.sampler), ORDER["batches"])
+        return len(self.sampler)  # the script may compute a schedule from it; `take` ends the epoch
 
     def beginning(self):
         """Yield the batches of an epoch, or the first ones of an epoch that is very long, or has no end."""
@@ -43,7 +48,7 @@ class Noted:
         passes[self.key] += 1
         self.number = passes[self.key]
         epochs = len(trained[self.key])
-        if epochs >= ORDER["epochs"] and (not now.waiting or epochs >= ENOUGH):
+        if epochs >= ORDER["epochs"] and (not now.waiting or epochs >= ENOUGH) and not goes_on(self.key, epochs):
             finish()
         whole = list(self.beginning())
         batches = [[plain(index) for index in (batch if self.in_batches else [batch])] for batch in whole]
@@ -52,11 +57,24 @@ class Noted:
             samples = [[plain(root.indices[index]) for index in batch] for batch in samples]
             root = root.dataset
         root = number_of(datasets, root)
-        note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root)
+        note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root, line=self.line)
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
-            whole = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
-        yield from whole[: ORDER["batches"]]
+            given = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
+            whole = given + whole[len(given) :]
+        yield from whole
+
+
+def goes_on(loader, epochs) -> bool:
+    """Whether this world looks at one more epoch than was asked for: the first rank here decides it for all."""
+    if epochs >= ORDER["longest"]:
+        return False
+    link = f"{ORDER['notes']}/epoch-{loader}-{epochs}"
+    with contextlib.suppress(FileExistsError):
+        os.symlink("on" if time.monotonic() < now.begun + QUICK else "off", link)
+    if on := os.readlink(link) == "on":
+        note_once("more epochs", "looked at")
+    return on
 
 
 def plain(index):
@@ -78,7 +96,17 @@ def watch():
         return sampler if isinstance(loader.dataset, IterableDataset) else Noted(loader, sampler)
 
     def take(iterator):
-        batch, sampler = next_batch(iterator), private_torch.batch_sampler(iterator)
+        sampler, number = private_torch.batch_sampler(iterator), private_torch.yielded(iterator)
+        if isinstance(sampler, Noted) and number >= ORDER["batches"] and sampler.key not in now.whole:
+            if not where.takes_one():
+                raise StopIteration
+            now.whole.add(sampler.key)
+            note_once("whole", sampler.key)
+        try:
+            batch = next_batch(iterator)
+        except StopIteration:
+            note("end of data", number=number, where=where.here())
+            raise
         now.update(batch=[], loaded=True)
         if now.iterator is not iterator:
             now.iterator, now.epoch = iterator, now.epoch + 1
@@ -94,12 +122,14 @@ def watch():
     private_torch.replace_batch_samplers(noted)
     private_torch.LoaderIterator.__next__ = take
     fetcher.fetch = fetch(fetcher.fetch, "augmentation" in ORDER["without"])
+    before(DataLoader, "__init__", lambda loader, *_, **__: lines.update({id(loader): where.here()}))
     before(torch.optim.lr_scheduler.LRScheduler, "step", scheduled)
 
 
 def scheduled(*_, **__):
     """Count the steps of schedulers; until one has changed a learning rate, there is something to wait for."""
     now.scheduled += 1
+    note_once("scheduler at", where.here())
     now.waiting = len(now.rates) < 2
 
 

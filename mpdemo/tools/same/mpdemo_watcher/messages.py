@@ -13,13 +13,15 @@ import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from . import rows
+from . import rows, sketch
 from .notes import ORDER, before, note_once, now
 from .private_torch import of_dtensors
+from .where import calling, here
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
 COLLECTIVES += " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
+ALSO = "barrier monitored_barrier all_gather_object gather_object broadcast_object_list scatter_object_list all_to_all"
 
 SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers
 
@@ -29,7 +31,10 @@ def watch():
     for name in COLLECTIVES.split():
         for module in (dist, of_dtensors):
             before(module, name, counted(name))
+    for name in ALSO.split():
+        before(dist, name, lambda *_, name=name, **__: calling(name))
     before(DistributedDataParallel, "__init__", wrapped)
+    before(DistributedDataParallel, "no_sync", lambda *_: note_once("no_sync", here()))
     before(DistributedDataParallel, "forward", forward)
     before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", "register_comm_hook"))
     before(torch.distributed.fsdp, "fully_shard", lambda *_, mesh=None, **__: averages_over(mesh and mesh.size()))
@@ -45,17 +50,30 @@ def counted(name):
 
     def count(*args, **_):
         calls.update([name])
+        if name not in ("send", "recv"):
+            calling(name, shape_of(args) if name in ("all_reduce", "broadcast", "all_gather") else "")
         for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
             cut = tensor.requires_grad or "gather" in name and rows.is_made(tensor)
             if cut and torch.is_grad_enabled() and not now.backward:
                 note_once("no gradient", name)
+                note_once("cut at", here())
 
     return count
 
 
-def wrapped(*_, process_group=None, device_mesh=None, **__):
-    """Note DDP, and over how many ranks it averages."""
+def shape_of(args) -> str:
+    """Return the shape of the last tensor that a collective is given."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return str(list(tensors[-1].shape)) if tensors else ""
+
+
+def wrapped(_, module=None, *__, process_group=None, device_mesh=None, **___):
+    """Note DDP, what it averages, and over how many ranks."""
     note_once("wrapped", "DDP")
+    note_once("wrapped at", here())
+    calling("DistributedDataParallel")
+    for parameter in module.parameters() if module is not None else ():
+        (sketch.wrapped if parameter.requires_grad else sketch.frozen).add(id(parameter))
     averages_over(process_group.size() if process_group else device_mesh and device_mesh.size())
 
 

@@ -38,6 +38,16 @@ class Now:
     rates: set = field(default_factory=set)
     scheduled: int = 0
     waiting: bool = False
+    made: int = 0  # calls that other ranks have to make, too
+    backwards: int = 0  # passes so far
+    averaged: dict = field(default_factory=dict)  # sketches of the gradients when the last backward pass was over
+    values: list = field(default_factory=list)  # of the rows: norm and projection of each
+    columns: list = field(
+        default_factory=list
+    )  # the same by second dimension, which is the batch in some models, or without padding
+    begun: float = 0.0  # when the script began
+    slow: bool = False  # whether it takes too long to look for more state
+    whole: set = field(default_factory=set)  # loaders of which the script asks for all batches, one by one
 
     def update(self, **new):
         """Note several things at once."""
@@ -84,6 +94,7 @@ def has_ended(status):
 def finish():
     """End this rank, for enough was seen: as soon as all others are as far, which may wait for a message from it."""
     ORDER["at_end"]()
+    note_once("cut", "after this step")
     sys.stdout.flush()
     has_ended(0)
     files = [f"{ORDER['notes']}/{rank}.status" for rank in range(ORDER["processes"])]

@@ -35,10 +35,25 @@ def number_of_storage(storage) -> int:
     return storage._cdata
 
 
+def yielded(iterator) -> int:
+    """Return how many batches an iterator over a loader has given."""
+    return iterator._num_yielded
+
+
+def version(tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return tensor._version
+
+
 def forget_driver(init):
-    """Let ``init`` take the place of what loads CUDA's driver, and SyncBatchNorm train without a GPU."""
+    """Let ``init`` take the place of what loads CUDA's driver."""
     torch.cuda._lazy_init = init
-    torch.nn.SyncBatchNorm._check_input_dim = init
+
+
+def allow_sync_norm():
+    """Let SyncBatchNorm, and DDP with it, work without a GPU."""
+    torch.nn.SyncBatchNorm._check_input_dim = lambda *_: None
+    torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
 
 
 def has_pipeline() -> bool:

@@ -1,19 +1,24 @@
 """The rows that enter the model: one hash for each row of each outermost call of a module in training."""
 
 import hashlib
+from ctypes import string_at
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from . import chance, sketch
+from . import chance, sketch, where
 from .notes import ORDER, note, now, number_of
 from .private_torch import number_of_storage, tree_leaves, tree_map
 
 LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
 LOSSES += " binary_cross_entropy_with_logits"
 ROOM = 256 * 2**20  # bytes of rows that a rank keeps for a replay
+MEASURED = 4096  # rows of a call of which norm and projection are noted
 RECENT = 8  # results of modules that are known when they enter another one
+WRAPPERS = (DistributedDataParallel,)
+begin = []  # what is done before an outermost call
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
 made = {}  # the last storages that modules with weights have returned: no rows of the data
 kept = []  # for a replay by another world: [step, number of the model, tensors of a call, targets of its losses]
@@ -21,16 +26,36 @@ source = []  # of a replay: those of all ranks, in order of (call, rank)
 used, room = {}, [ROOM]
 
 
-def rows_of(given) -> list:
-    """Return one hash for each row, over all tensors that are as long as the first."""
+def rows_of(given, dim=0, padded=False) -> list:
+    """Return one hash for each row, over all tensors that are as long as the first; of what is before padding."""
+    tensors = data_in(given, dim)
+    size = len(tensors[0]) if tensors else 0
+    head = "".join(f"{t.dtype}{() if padded else tuple(t.shape[1:])}" for t in tensors).encode()
+    ends = [lengths(t) if padded else [None] * size for t in tensors]
+    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]  # PyTorch alone may be installed, without NumPy
+    wide = [len(view) // max(1, size) for view in views]
+    all_of = list(zip(views, wide, ends, strict=True))
+    parts = ([view[row * n : (row + 1) * n][: end[row]] for view, n, end in all_of] for row in range(size))
+    texts = (b"".join([head, *of_row]) for of_row in parts)
+    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+
+
+def data_in(given, dim) -> list:
+    """Return the tensors of data that a model is given, as long as the first in a dimension, which then comes first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)]
-    size = len(tensors[0]) if tensors else 0
-    tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
-    head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
-    views = [t.view(size, -1).view(torch.uint8).numpy() for t in tensors]
-    texts = (b"".join([head, *(view[row].tobytes() for view in views)]) for row in range(size))
-    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+    tensors = [t.movedim(dim, 0) for t in tensors if t.dim() > dim]
+    return [t.detach().cpu().contiguous() for t in tensors if len(t) == len(tensors[0])]
+
+
+def lengths(tensor) -> list:
+    """Return how many bytes of each row of whole numbers stand before its padding."""
+    if tensor.dim() != 2 or tensor.is_floating_point():
+        return [None] * len(tensor)
+    runs = (tensor == tensor[:, -1:]).flip(1).int().cumprod(1).sum(1)
+    padding = tensor[runs.argmax(), -1] if runs.max() > 1 else None
+    padded = (tensor[:, -1] == padding).int() if padding is not None else torch.zeros_like(runs)
+    return ((tensor.shape[1] - runs * padded) * tensor.element_size()).tolist()
 
 
 def is_made(tensor) -> bool:
@@ -82,13 +107,20 @@ def watch():
 
 def enter(module, args, options):
     """Note the rows of an outermost call, or give it those of a replay."""
+    for action in begin:
+        action()
     chance.drawn("loop")
     if id(module) not in models:
-        sketch.meet_model(module, number_of(models, module))
+        meet(module)
     number = models[id(module)][0]
     if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
     now.row = rows_of((args, options))
+    if module.training:
+        first = inside_is_time_first(module)
+        now.columns.append(rows_of((args, options), int(first), padded=not first))
+    if module.training:
+        now.values.append(measured((args, options), len(now.row))[:MEASURED] if now.row else [])
     (now.rows if module.training else now.eval_rows).append(now.row)
     if not now.steps:
         inside.clear()
@@ -98,6 +130,18 @@ def enter(module, args, options):
     now.draws = 1000
     chance.look()
     return args, options
+
+
+def inside_is_time_first(module) -> bool:
+    """Whether a model may take its batch in the second dimension."""
+    return any(isinstance(child, (nn.RNNBase, nn.Transformer)) and not child.batch_first for child in module.modules())
+
+
+def meet(module):
+    """Know a model by the names of its parameters, and note which line calls it, and whether a wrapper averages it."""
+    number = number_of(models, module)
+    sketch.meet_model(module, number)
+    note("called", number=number, type=type(module).__name__, where=where.here(), wrapper=type(module) in WRAPPERS)
 
 
 def remember(module, output):

@@ -9,6 +9,7 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -92,7 +93,8 @@ def main():
     """Answer orders until the owner is gone, then remove the owner's folder."""
     owner = Connection(int(sys.argv[1]))
     torch.optim.SGD([torch.zeros(1)], 1.0)  # the first optimizer imports a second's worth of modules
-    owner.send(str(torch.__version__))  # of no class of PyTorch: the other side may have none
+    # texts, and of no class of PyTorch: the other side may have none
+    owner.send({"torch": str(torch.__version__), "python": platform.python_version()})
     with contextlib.suppress(EOFError, OSError):
         while True:
             owner.send(world(owner.recv(), owner))

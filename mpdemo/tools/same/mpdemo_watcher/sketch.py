@@ -16,6 +16,7 @@ from .private_torch import COMPILED, of_fsdp, part_of
 known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
 held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
+wrapped, frozen = set(), set()  # ids of what DDP averages, and of what wanted no gradient when DDP was built
 clipped = {}  # by id: sketches of the gradient before and after it was clipped
 
 

@@ -1,0 +1,134 @@
+"""The step player: one training step of each strategy, drawn from events, to be played, guessed and broken.
+
+`player("fsdp")` shows a step that is modelled in the page, ``player("fsdp", recorded=True)`` one that was recorded, and
+``player("traces/rank*.json.gz")`` one of yours, from the traces of torch.profiler. The data are made here; player.js
+draws them, and models what is not recorded. Where no script runs, the output is a still picture with its numbers.
+"""
+
+import base64
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mpdemo.errors import UserError, did_you_mean
+from mpdemo.notebook.show import Bundle
+
+HERE = Path(__file__).parent
+STRATEGIES = {  # the keys of player.js, and their names
+    "all": "All strategies",
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "hsdp": "HSDP",
+    "tp": "Tensor parallelism",
+    "sp": "Sequence parallelism",
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved 1F1B",
+    "zb": "Zero bubble",
+    "ring": "Ring context parallelism",
+    "experts": "Expert parallelism",
+}
+OPTIONS = ("ranks", "layers", "compute", "size", "bandwidth", "between", "latency", "bucket", "microbatches")
+BREAKS = ("overlap", "prefetch", "slow", "sampler", "only0", "swapped")
+HEIGHT = 760  # pixels, until the page has set its own
+
+
+def player(
+    what: str = "all", *, recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
+) -> Bundle:
+    """Show one training step.
+
+    Parameters
+    ----------
+    what : str
+        A strategy, "all", the name of a recording, or a pattern of your own traces, one per rank.
+    recorded : bool
+        Show the recording of this strategy; of "all", every recording.
+    predict : bool
+        Hide the step until the reader has guessed.
+    broken : str, optional
+        What is wrong with it: "overlap", "prefetch", "slow", "sampler", "only0" or "swapped".
+    **sliders
+        Where the sliders stand: `ranks`, `layers`, `compute` (ms), `size` (MB), `bandwidth` (GB/s), `between`,
+        `latency` (µs), `bucket` (MB), `microbatches`.
+
+    Raises
+    ------
+    UserError
+        An unknown strategy or option, or no such recording or trace.
+    """
+    key, page = contents(what, recorded, predict, broken, **sliders)
+    path, text, picture = (
+        HERE / "stills" / f"{key}.png",
+        f"One training step, played: {STRATEGIES.get(what, what)}.",
+        "",
+    )
+    if path.exists():
+        with Image.open(path) as image:
+            text, width = image.info["alt"], image.info["width"]
+        data = base64.b64encode(path.read_bytes()).decode()
+        picture = f'<img data-still width="{width}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+    source = page.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;")
+    look = f'height="{HEIGHT}" style="width:100%;border:0"'
+    frame = f"<iframe title=\"{html.escape(text)}\" {look} srcdoc='{source}'></iframe>"
+    return Bundle(text, html=f"<div>{picture}{frame}</div>")
+
+
+def _lines(name) -> list[str]:
+    return (HERE / name).read_text().splitlines()
+
+
+def contents(
+    what: str = "all", recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
+) -> tuple[str, str]:
+    """Return the name of a player's still picture, and its page; the arguments are those of `player`."""
+    if unknown := sliders.keys() - set(OPTIONS):
+        name = min(unknown)
+        raise UserError(f"unknown option {name!r}; allowed: {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
+    if broken not in (None, *BREAKS):
+        raise UserError(f"unknown way to break it {broken!r}; allowed: {', '.join(BREAKS)}")
+    steps = _recordings(what, recorded)
+    options = {**sliders, "broken": broken, "predict": predict, "source": "recorded" if steps else None}
+    given = {name: value for name, value in sorted(options.items()) if value not in (None, False)}
+    key = "-".join([what, *(f"{name}-{value}" for name, value in given.items())])
+    given |= {"all": True} if what == "all" else {"strategy": what} if what in STRATEGIES else {}
+    return key, page(given, steps, only=what not in STRATEGIES)
+
+
+def recording(name: str) -> dict[str, Any]:
+    """Return a recorded step by its name; a `UserError` says which there are."""
+    path = HERE / "recordings" / f"{name}.json"
+    if not path.exists():
+        names = sorted(path.stem for path in path.parent.glob("*.json"))
+        raise UserError(f"no recording {name!r}; there are: {', '.join(names) or 'none'}{did_you_mean(name, names)}")
+    return json.loads(path.read_text())
+
+
+def _recordings(what, recorded) -> list:
+    """Return the steps that the page gets: recorded ones, or those of the reader's traces."""
+    if re.search(r"[*/]|\.json(\.gz)?$", str(what)):
+        from mpdemo.measure.traces import read
+
+        return [read(what)]
+    if what == "all" and recorded:
+        return [recording(key) for key in STRATEGIES if (HERE / "recordings" / f"{key}.json").exists()]
+    return [recording(what)] if recorded or what not in STRATEGIES else []
+
+
+def page(options: dict[str, Any], steps: list, only: bool = False) -> str:
+    """Return the player as one HTML page that loads nothing; `only` recorded steps are offered in it."""
+    data = json.dumps({"options": options, "recordings": steps, "only": only}).replace("<", "\\u003c")
+    script = " ".join(re.sub(r"(^|\s+)//\s.*", "", line.strip()) for line in _lines("player.js"))
+    look = " ".join(line.strip() for line in _lines("player.css"))  # one line, so that a notebook's diff has one
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>One training step, played</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{look}</style>"
+        '<main><p id="fallback">This picture is drawn by a script, which does not run here.</p>'
+        '<div id="app"></div></main>'
+        f'<script type="application/json" id="data">{data}</script><script>{script}</script></html>'
+    )

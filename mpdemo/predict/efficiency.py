@@ -1,0 +1,97 @@
+"""What fraction of its data sheet a GPU reaches, by class of kernel: as measured here, as published, or all of it.
+
+A kernel's class is what PyTorch calls for it, and with it what limits it. `MEASURED` has what is known of a family of
+GPUs; a record takes its place (mpdemo/tools/plan/records.py). Taught in notebooks/12_which_one.ipynb.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = (
+    *("matrix products", "attention", "convolutions in 16 bits", "convolutions in 32 bits", "memory-bound kernels"),
+    "optimizer",
+)
+PRODUCT, ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, OPTIMIZER = range(len(KINDS))
+# Of the time of memory-bound kernels, what is left of them once torch.compile has fused them: that of the GPT that
+# notebooks/gpu/2026-11-27-1-h100.json has eager and compiled.
+COMPILED = 0.57
+LEAST = 0.01  # of the time of all products: a size that takes less tells little
+
+
+class Efficiency(NamedTuple):
+    """Fractions of the data sheet, one for each of `KINDS`."""
+
+    basis: str  # what the reader is told
+    fractions: tuple = (1.0,) * len(KINDS)
+    spreads: tuple = (0.0,) * len(KINDS)  # relative standard deviations, over operations and sizes
+    sizes: tuple = ()  # of products: (operations, fraction), the smallest first; without any all are alike
+    several: float = 1.0  # of this speed, what is left on several devices: messages slow kernels down
+    compiled: float = 1.0  # of the time of memory-bound kernels, what is left
+
+    def computing(self, kinds, operations):
+        """Return the fractions that these kernels reach while they compute."""
+        found = np.array(self.fractions)[kinds]
+        if self.sizes:
+            sizes, fractions = np.array(self.sizes).T
+            of_products = np.interp(np.log(np.maximum(operations, 1)), np.log(sizes), fractions)
+            found = np.where(kinds == PRODUCT, of_products, found)
+        return found
+
+    def moving(self, kinds):
+        """Return the fractions that these kernels reach while they move."""
+        moving = self.fractions[MEMORY]
+        return np.select(
+            [kinds == OPTIMIZER, kinds == MEMORY], [self.fractions[OPTIMIZER], moving / self.compiled], moving
+        )
+
+    def slower(self):
+        """Return the lower end of all fractions; of what several devices lose, as much again."""
+        low = [fraction / (1 + spread) for fraction, spread in zip(self.fractions, self.spreads, strict=True)]
+        sizes = tuple((size, fraction / (1 + self.spreads[PRODUCT])) for size, fraction in self.sizes)
+        return self._replace(fractions=tuple(low), sizes=sizes, several=self.several**2)
+
+    def measured(self, rows, together, source):
+        """Return this, with what was measured in its place: rows of class, operations, fraction and weight.
+
+        `together` has fractions of whole classes, `source` is what the reader calls it.
+        """
+        fractions, spreads, sizes = list(self.fractions), list(self.spreads), self.sizes
+        kinds, operations, reached, weights = np.array(rows, dtype=float).T
+        for kind in map(int, np.unique(kinds)):
+            at = kinds == kind
+            fractions[kind] = together.get(kind, _mean(reached, weights, at))
+            spreads[kind] = float(np.average((reached[at] / fractions[kind] - 1) ** 2, weights=weights[at]) ** 0.5)
+            if kind == PRODUCT:
+                by_size = {size: at & (operations == size) for size in np.unique(operations[at])}
+                large = [size for size in by_size if weights[by_size[size]].sum() > LEAST * weights[at].sum()]
+                sizes = tuple((float(size), _mean(reached, weights, by_size[size])) for size in large)
+        known = ", ".join(f"{name} {fractions[kind]:.2f}" for kind, name in enumerate(KINDS) if kind in kinds)
+        others = ", ".join(name for kind, name in enumerate(KINDS) if kind not in kinds) or "nothing"
+        basis = f"kernels reach of it what {source} shows: {known}; not in it: {others}"
+        return self._replace(basis=basis, fractions=tuple(fractions), spreads=tuple(spreads), sizes=sizes)
+
+
+def _mean(reached, weights, at) -> float:
+    """Return the fraction that some rows reach together."""
+    return float(weights[at].sum() / (weights[at] / reached[at]).sum())
+
+
+AT_BEST = Efficiency("they are at best: no kernel is slower than its data sheet, and most are")
+H100 = Efficiency(
+    "kernels are as slow as those of a GPT on an H100 (PyTorch 2.11, November 2026), and convolutions as its matrix "
+    "products; on several devices 1.5 times as slow, as in MosaicML's runs of 2023, so newer software may be faster",
+    (0.8007, 0.691, 0.8007, 0.8007, 0.6009, 0.8171),
+    (0.04, 0.1, 0.25, 0.25, 0.45, 0.1),
+    ((3.44e10, 0.7553), (1.031e11, 0.7963), (1.374e11, 0.8015), (8.44e11, 0.8468)),
+    several=0.67,
+)
+A100 = Efficiency(
+    "kernels are as slow as in runs that MosaicML and NVIDIA have published of A100 (2021 to 2023), memory-bound ones "
+    "as on our H100",
+    (0.71, 0.60, 0.71, 0.45, 0.6009, 0.8171),
+    (0.05, 0.1, 0.25, 0.25, 0.45, 0.1),
+)
+# What was measured of one H100: notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json. What was published, and
+# which of it chose these numbers: tests/bench/published.py.
+MEASURED = {"h100": H100, "h200": H100, "a100": A100, "a100-80": A100}

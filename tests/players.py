@@ -1,0 +1,105 @@
+"""Draw the still pictures of the players that the notebooks show, and put the players anew into their saved outputs.
+
+    python tests/players.py
+
+Where no script runs, a reader sees the still. It is taken from the player itself, so it keeps a hash of the page that
+it shows: a test notices one that has become stale. Its alt text, with the numbers, is the player's own.
+"""
+
+import ast
+import hashlib
+import io
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from labserver import chromium_page
+
+from mpdemo.notebook import player as package
+from mpdemo.notebook.player import player
+from mpdemo.paths import root
+
+WIDTH, COLOURS = 760, 24  # of the page in pixels, which are those of the picture; of a palette
+ONLY = "nav, .controls, .say, .card, details { display: none !important } main { padding: 8px 10px }"
+
+
+def calls(notebook):
+    """Yield each cell that ends with a player of literal words, and its call's arguments."""
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or "player(" not in cell.source or cell.source.startswith("%%"):
+            continue
+        last = ast.parse(cell.source).body[-1]
+        if (
+            isinstance(last, ast.Expr)
+            and isinstance(call := last.value, ast.Call)
+            and ast.unparse(call.func) == "player"
+        ):
+            yield (
+                cell,
+                [ast.literal_eval(word) for word in call.args],
+                {word.arg: ast.literal_eval(word.value) for word in call.keywords},
+            )
+
+
+def shown() -> dict:
+    """Return the pages of all players that have a still, by the name of the still."""
+    pages = {}
+    for path in sorted((root() / "notebooks").glob("*.ipynb")):
+        for _, words, options in calls(nbformat.read(path, as_version=4)):
+            if "*" not in str(words):  # not a reader's own traces
+                key, page = package.contents(*words, **options)
+                pages[key] = page
+    return pages
+
+
+def digest(page) -> str:
+    """Return a hash of a page."""
+    return hashlib.sha256(page.encode()).hexdigest()
+
+
+def take(window, page, path, theme="light"):
+    """Save a picture of a page without its controls, and with its alt text; what is to be guessed is shown in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder, "page.html")).write_text(page)
+        window.emulate_media(color_scheme=theme)
+        window.goto(file.as_uri())
+    window.add_style_tag(content=ONLY)
+    window.evaluate("set({ predict: false, broken: state.broken }); view.cursor.style.display = 'none'")
+    image = Image.open(io.BytesIO(window.locator("main").screenshot()))
+    note = PngInfo()
+    note.add_itxt("alt", window.evaluate("alt()"))
+    note.add_text("page", digest(page))
+    note.add_text("width", str(WIDTH))
+    image.convert("RGB").quantize(COLOURS).save(path, optimize=True, pnginfo=note)
+
+
+def refresh(path):
+    """Put the players of a notebook anew into its saved outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell, words, options in calls(notebook):
+        if "*" not in str(words):
+            data, _ = player(*words, **options)._repr_mimebundle_()
+            kept = [output for output in cell.outputs if output.output_type != "execute_result"]
+            result = nbformat.v4.new_output("execute_result", data, execution_count=cell.execution_count)
+            cell.outputs = [*kept, result]
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    pages, folder = shown(), package.HERE / "stills"
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.png"):
+        if path.stem not in pages:
+            path.unlink()
+    with chromium_page(WIDTH, 900) as window:
+        for key, page in pages.items():
+            take(window, page, folder / f"{key}.png")
+            print(folder / f"{key}.png", flush=True)
+    for path in sorted((root() / "notebooks").glob("*.ipynb")):
+        if any(calls(nbformat.read(path, as_version=4))):
+            refresh(path)

@@ -1,0 +1,210 @@
+"""What a GPU's kernels reach: read from our records and from traces of torch.profiler, and used in a plan's times."""
+
+import gzip
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from programs.llama import Llama
+from torch.profiler import profile
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from mpdemo.errors import UserError
+from mpdemo.models.private_torch import FakeTensors
+from mpdemo.paths import root
+from mpdemo.predict.efficiency import (
+    AT_BEST,
+    ATTENTION,
+    CONVOLUTION,
+    KINDS,
+    MEASURED,
+    MEMORY,
+    OPTIMIZER,
+    PRODUCT,
+    Efficiency,
+)
+from mpdemo.predict.footprint import kernel_seconds, roof
+from mpdemo.predict.meter import Kernels
+from mpdemo.tools.plan import own
+from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.records import efficiency_of
+from mpdemo.tools.plan.request import PlanRequest
+
+RECORD = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
+DEVICE = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
+NAMES = {  # operators on a CPU whose kernels a GPU would have -> their names there, and classes
+    "aten::mkldnn_convolution": ("aten::cudnn_convolution", CONVOLUTION),
+    "aten::convolution_backward": ("aten::convolution_backward", CONVOLUTION),
+    "aten::addmm": ("aten::addmm", PRODUCT),
+    "aten::mm": ("aten::mm", PRODUCT),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": ("aten::_cudnn_attention_forward", ATTENTION),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": ("aten::_cudnn_attention_backward", ATTENTION),
+    "aten::threshold_backward": ("aten::threshold_backward", MEMORY),
+    "aten::silu": ("aten::silu", MEMORY),
+}
+
+
+def step(model, x, half):
+    """A training step as anybody writes it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss = model(x).float().square().mean()
+    loss.backward()
+
+
+def counted(make, x, half) -> dict:
+    """What the operations of a step take at best, by class, as the plan counts them; and how many there are."""
+    with FakeTensors(allow_non_fake_inputs=True), Kernels() as kernels:
+        step(make(), torch.empty_like(x), half)
+    limits, rows = roof("h100", AT_BEST)._replace(launch=0.0), np.array(kernels.work, dtype=float)
+    return {kind: kernel_seconds(rows[rows[:, 4] == kind], limits) for kind in set(rows[:, 4].astype(int))}
+
+
+def trace_of(make, x, half, file, seconds, **options):
+    """Write the trace of a step on this CPU as a GPU's, whose kernels of a class take so many seconds together."""
+    model = make()
+    with profile(**{"record_shapes": True} | options) as profiler:
+        step(model, x, half)
+    profiler.export_chrome_trace(plain := str(file).removesuffix(".gz"))
+    trace = json.loads(Path(plain).read_text())
+    found = [e for e in trace["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] in NAMES]
+    kinds = [NAMES[event["name"]][1] for event in found]
+    for event, kind in zip(found, kinds, strict=True):
+        event["name"] = NAMES[event["name"]][0]
+        took = 1e6 * seconds[kind] / kinds.count(kind)
+        kernel = {"ph": "X", "cat": "kernel", "name": "sm90", "dur": took}
+        trace["traceEvents"].append(kernel | {"args": {"External id": event["args"]["External id"]}})
+    file.write_bytes(gzip.compress(json.dumps(trace | DEVICE).encode()))
+
+
+def llama():
+    """A small model with attention and SwiGLU."""
+    return Llama(2, 64, 4, 4, 96, 128, False)
+
+
+CASES = {
+    "resnet": (
+        partial(ResNet, BasicBlock, [1, 1, 1, 1]),
+        torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last),
+        True,
+    ),
+    "foreign loop": (llama, torch.zeros(1, 256, dtype=torch.long), False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trace_tells_what_each_class_reaches_as_the_plan_counts_it(case, tmp_path):
+    make, x, half = CASES[case]
+    least = counted(make, x, half)
+    fractions = {PRODUCT: 0.5, ATTENTION: 0.4, CONVOLUTION: 0.25}
+    seconds = {kind: least.get(kind, 0) / fraction for kind, fraction in fractions.items()}
+    trace_of(make, x, half, file := tmp_path / "trace.json.gz", seconds | {MEMORY: 1.0})
+    found = efficiency_of(file, "h100")
+    for kind in {*seconds, PRODUCT} & {*least}:
+        assert found.fractions[kind] == pytest.approx(fractions[kind], rel=0.02), KINDS[kind]
+        assert f"{KINDS[kind]} {found.fractions[kind]:.2f}" in found.basis
+    assert "trace.json.gz (NVIDIA H100 80GB HBM3, trace)" in found.basis
+    assert "not in it: " in found.basis and found.basis.endswith("optimizer")
+
+
+def test_our_record_of_an_h100_is_what_the_table_has():
+    found, known = efficiency_of(RECORD, "h100"), MEASURED["h100"]
+    for kind in (PRODUCT, ATTENTION, MEMORY, OPTIMIZER):
+        assert found.fractions[kind] == pytest.approx(known.fractions[kind], abs=1e-4)
+        assert f"{KINDS[kind]} {found.fractions[kind]:.2f}" in found.basis
+    assert np.allclose(found.sizes, known.sizes, rtol=2e-3) and found.spreads[MEMORY] == pytest.approx(0.45, abs=0.01)
+    assert "NVIDIA H100 80GB HBM3, PyTorch 2.11.0+cu130, 2026-11-27" in found.basis
+    assert found.fractions[CONVOLUTION] == known.fractions[CONVOLUTION] and "not in it: convolutions" in found.basis
+
+
+@pytest.mark.parametrize(("content", "line"), [
+    (None, "cannot be read: No such file or directory"),
+    (b"\x1f\x8bcut", "is no JSON"),
+    (b"[]", "is neither a record nor a trace"),
+    (b'{"parts": []}', "has no efficiency of any kernel"),
+    (b'{"traceEvents": []}', "has no kernels of a GPU; allowed: a trace with ProfilerActivity.CUDA"),
+    (json.dumps({"traceEvents": [
+        {"cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1}},
+        {"cat": "kernel", "name": "sm90", "dur": 1.0, "args": {"External id": 1}},
+    ]}).encode(), "has no shapes; allowed: a trace of torch.profiler.profile(record_shapes=True)"),
+    (json.dumps({"device": "NVIDIA A100-SXM4-80GB", "parts": []}).encode(), "was measured on NVIDIA A100-SXM4-80GB"),
+])  # fmt: skip
+def test_a_file_that_tells_nothing_is_one_line(content, line, tmp_path):
+    file = tmp_path / "file.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        efficiency_of(file, "h100")
+    assert line in str(raised.value) and "\n" not in str(raised.value) and str(file) in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small model of equal blocks, on a device alone."""
+    return OwnModel("llama", (32,), True, llama)
+
+
+def found(request, **way):
+    """What the plan says of a model on every device, and how far its time may be off."""
+    rule = SimpleNamespace(find=partial(own.replicated, parts=(1,), **way))
+    return own.with_spread(request, rule)
+
+
+def test_each_class_slows_its_own_kernels_down(small):
+    request, step = PlanRequest(small, 4, efficiency=AT_BEST), own.steps_of(PlanRequest(small, 4), 4).at(4)
+    at_best, of_class = found(request), {}
+    for kind in range(len(KINDS)):
+        halved = tuple(0.5 if number == kind else 1.0 for number in range(len(KINDS)))
+        of_class[kind] = found(replace(request, efficiency=AT_BEST._replace(fractions=halved))).seconds
+    assert {kind for kind, seconds in of_class.items() if seconds > at_best.seconds} == {
+        PRODUCT, ATTENTION, MEMORY, OPTIMIZER,
+    }  # fmt: skip
+    launches = sum(map(len, step.work.values())) * request.roof.launch + request.roof.launch  # and the optimizer's
+    all_halved = found(replace(request, efficiency=AT_BEST._replace(fractions=(0.5,) * len(KINDS))))
+    assert all_halved.seconds == pytest.approx(2 * at_best.seconds - launches)
+
+
+def test_the_optimizer_is_a_phase_of_its_own_once_in_a_step(small):
+    times = {}
+    for optimizer in ("sgd", "adamw"):
+        request = PlanRequest(small, 8, optimizer=optimizer, efficiency=AT_BEST)
+        times[optimizer] = [own.replicated(request, parts=(parts,)).seconds for parts in (1, 4)]
+    values = small.trained / 4
+    moved = 4 * values * (20 - 3) / roof("a100").moved  # AdamW's foreach kernels move 20 numbers, SGD's 3
+    once, in_parts = (a - b for a, b in zip(times["adamw"], times["sgd"], strict=True))
+    assert once == pytest.approx(moved) and in_parts == pytest.approx(moved)
+
+
+def test_products_reach_what_their_size_reaches():
+    efficiency = Efficiency("", sizes=((1e6, 0.2), (1e8, 0.6)))
+    of = efficiency.computing(np.full(4, PRODUCT), np.array([1, 1e6, 1e7, 1e12]))
+    assert of.tolist() == pytest.approx([0.2, 0.2, 0.4, 0.6])
+    assert efficiency.computing(np.array([ATTENTION]), np.array([1e6])) == 1.0
+
+
+def test_the_interval_is_the_spread_of_the_classes_and_at_most_a_quarter(small):
+    known = AT_BEST._replace(fractions=(0.5,) * len(KINDS))
+    spreads = {spread: known._replace(spreads=(spread,) * len(KINDS)) for spread in (0.0, 0.1, 3.0)}
+    got = [found(PlanRequest(small, 2**12, efficiency=each)).spread for each in spreads.values()]
+    assert got == [0, pytest.approx(0.1, abs=0.02), 0.25]
+    assert found(PlanRequest(small, 8, gpu="v100")).spread == 0
+
+
+def test_several_devices_are_slower_than_one_and_the_speed_up_is_not(small):
+    slow, alone = AT_BEST._replace(several=0.5), PlanRequest(small, 2**12)
+    two = [found(PlanRequest(small, 2**13, 2, efficiency=each)).seconds for each in (AT_BEST, slow)]
+    assert two[1] > 1.8 * two[0]
+    assert found(replace(alone, efficiency=slow)).seconds == found(replace(alone, efficiency=AT_BEST)).seconds
+    one = [own.one_device(PlanRequest(small, 2**13, 2, efficiency=each), False)[0] for each in (AT_BEST, slow)]
+    assert one[1] / two[1] == pytest.approx(one[0] / two[0], rel=0.1)
+
+
+def test_a_compiled_step_moves_less_and_computes_as_much(small):
+    request = PlanRequest(small, 2**12, efficiency=AT_BEST)
+    compiled = found(replace(request, efficiency=AT_BEST._replace(compiled=0.5))).seconds
+    no_moving = AT_BEST._replace(fractions=tuple(1e9 if kind == MEMORY else 1.0 for kind in range(len(KINDS))))
+    assert found(replace(request, efficiency=no_moving)).seconds < compiled < found(request).seconds

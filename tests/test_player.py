@@ -1,0 +1,305 @@
+"""The step player in a browser: its model beside the simulator, its numbers, keys, guesses, looks and outputs."""
+
+import json
+
+import nbformat
+import players
+import pytest
+from labserver import NEEDS_CHROMIUM, chromium_page
+
+from mpdemo.errors import UserError
+from mpdemo.notebook import player as package
+from mpdemo.notebook.check import exercises
+from mpdemo.notebook.player import STRATEGIES, page, player, recording
+from mpdemo.paths import root
+from mpdemo.predict import simulate
+
+MODELS = [key for key in STRATEGIES if key != "all"]
+RECORDED = sorted(path.stem for path in (package.HERE / "recordings").glob("*.json"))
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble"}
+LARGEST = 130_000  # bytes of an output; a third more where every strategy is drawn
+pytestmark = NEEDS_CHROMIUM
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One page for all tests; what fails in its scripts fails a test."""
+    errors = []
+    with chromium_page(900, 900) as window:
+        window.on("pageerror", lambda error: errors.append(str(error)))
+        yield window
+    assert not errors
+
+
+@pytest.fixture
+def shown(browser, tmp_path):
+    """Return what opens a player with some options, after resetting what an earlier test has set."""
+
+    def show(steps=(), width=900, **options):
+        browser.set_viewport_size({"width": width, "height": 900})
+        (tmp_path / "player.html").write_text(page(options, list(steps)))
+        browser.goto((tmp_path / "player.html").as_uri())
+        return browser
+
+    browser.emulate_media(color_scheme="light", reduced_motion="no-preference", forced_colors="none")
+    return show
+
+
+SETTINGS = [(2, 4, 8), (4, 4, 8), (4, 8, 8), (4, 8, 16), (8, 8, 16), (2, 2, 4)]  # ranks, microbatches, layers
+
+
+@pytest.mark.parametrize("strategy", SCHEDULES)
+def test_a_modelled_pipeline_is_the_simulated_one(shown, strategy):
+    window = shown(strategy=strategy)
+    for bandwidth in 2, 400:
+        for ranks, microbatches, layers in SETTINGS:
+            settings = {"ranks": ranks, "microbatches": microbatches, "layers": layers, "bandwidth": bandwidth}
+            step = window.evaluate("settings => model({ ...state, ...settings })", settings)
+            stages = ranks * simulate_stages(strategy)
+            forward = [0.008 * step["layers"] / stages / microbatches] * stages
+            delay = 3 * 16e6 / 8 / microbatches / (bandwidth * 1e9) + 10e-6
+            backward = [2 * seconds for seconds in forward]
+            schedule = SCHEDULES[strategy]
+            rows = simulate(schedule, forward, backward, microbatches, ranks, communication=delay).events
+            modelled = {key(event): event for event in step["events"] if event["kind"] in "FBIW"}
+            assert len(modelled) == sum(row["end"] > row["start"] for row in rows)
+            for row in rows:
+                if row["end"] > row["start"]:  # a first stage has no gradient of its input
+                    times = modelled[key(row)]["start"], modelled[key(row)]["end"]
+                    assert times == pytest.approx((row["start"], row["end"])), (settings, row)
+
+
+def simulate_stages(strategy):
+    return 2 if strategy in ("interleaved", "zb") else 1
+
+
+def key(row):
+    return row["rank"], row["stage"], row["kind"], row["microbatch"]
+
+
+ADDS_UP = """strategy => { const bad = [];
+  for (const broken of [null, ...STRATEGIES[strategy].breaks])
+    for (const ranks of [2, 8]) for (const layers of [2, 8]) for (const bandwidth of [0.5, 400]) {
+      if (ranks < (STRATEGIES[strategy].fewest ?? 0)) continue;
+      const step = model({ ...state, strategy, broken, ranks, layers, bandwidth }), figures = summarise(step);
+      const hangs = ["only0", "swapped"].includes(broken), works = step.events.filter(e => e.lane === "compute");
+      const busy = range(ranks).map(rank => sum(works.filter(e => e.rank === rank).map(e => e.end-e.start))/step.end);
+      const low = Math.min(...step.memory.flat(2));
+      const least = Math.min(...busy.map((share, rank) => share+figures.idles[rank]));
+      if (Boolean(step.hang) !== hangs || low < 0) bad.push([broken, ranks, layers, "hangs, or less than no memory"]);
+      if (!hangs && (least < 0.98 || step.single/step.end > ranks*1.001)) bad.push([broken, ranks, layers, least]);
+    }
+  return bad; }"""
+
+
+@pytest.mark.parametrize("strategy", MODELS)
+def test_computing_and_waiting_are_the_step_and_a_hang_is_only_where_one_is_expected(shown, strategy):
+    assert shown(strategy=strategy).evaluate(ADDS_UP, strategy) == []
+
+
+LONGER = {"overlap": "ddp", "prefetch": "fsdp", "slow": "tp"}
+
+
+def test_what_is_broken_takes_longer_and_a_dropped_sampler_does_not(shown):
+    window = shown(strategy="ddp")
+    ends = "([strategy, broken]) => [null, broken].map(broken => model({ ...state, strategy, broken }).end)"
+    for broken, strategy in LONGER.items():
+        before, after = window.evaluate(ends, [strategy, broken])
+        assert after > 1.01 * before, broken
+    before, after = window.evaluate(ends, ["fsdp", "sampler"])
+    assert after == before
+    window.click("[data-key=bsampler]")
+    assert "0.83 times" in window.inner_text(".stats") and "no error is raised" in window.inner_text(".verdict")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_page_fits_a_desk_and_a_phone_in_both_themes(shown, strategy):
+    options = {"all": True} if strategy == "all" else {"strategy": strategy, "ranks": 4}
+    for width, theme in ((900, "dark"), (390, "light")):
+        window = shown(width=width, theme=theme, **options)
+        assert window.evaluate("document.documentElement.scrollWidth") <= width
+        assert window.locator("svg[role=img] .event").count() > 20
+        said = window.get_attribute("svg[role=img]", "aria-label")
+        assert " ms" in said and "exposed communication" in said
+        assert window.evaluate("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(21, 24, 29)" if theme == "dark" else "rgb(251, 250, 247)"
+        )
+
+
+def test_keys_move_from_event_to_event_and_what_happens_is_said(shown):
+    window = shown(strategy="fsdp")
+    window.keyboard.press("Home")
+    window.keyboard.press("ArrowRight")
+    said = window.inner_text(".say[aria-live=polite]")
+    assert said.startswith("4.01 ms. Rank 0: forward of layer 0, while its all-gather is under way. Rank 1:")
+    assert window.get_attribute("[data-key=scrub]", "aria-valuetext") == said
+    window.keyboard.press("ArrowLeft")
+    assert window.evaluate("state.at") == 0
+    window.keyboard.press(" ")
+    window.wait_for_function("state.at > 0 && state.playing")
+    window.keyboard.press(" ")
+    assert not window.evaluate("state.playing")
+    window.keyboard.press("End")
+    window.click("summary")
+    window.wait_for_function("document.querySelectorAll('tbody tr').length > 30")
+    assert "all-gather of the weights of layer 0" in window.inner_text("tbody")
+
+
+def test_a_guess_comes_first_and_is_compared(shown):
+    window = shown(strategy="gpipe", predict=True)
+    assert window.is_disabled("[data-key=play]") and window.locator(".event").count() == 0
+    assert window.get_attribute("svg[role=img]", "aria-label") == "The step is hidden until you have guessed."
+    window.check("input[type=radio] >> nth=2")
+    window.locator("fieldset input[type=range]").fill("21")
+    window.click("text=Lock in and play")
+    window.evaluate("seek(step.end*0.98)")
+    window.wait_for_selector("text=You saw it coming.")
+    assert "you said 21 %; it is 21 %: 2 % exposed communication and 20 % waiting" in window.inner_text(
+        ".card >> nth=0"
+    )
+
+
+def test_without_motion_play_jumps_from_event_to_event(shown, browser):
+    browser.emulate_media(reduced_motion="reduce")
+    window = shown(strategy="ddp", at=0)
+    window.click("[data-key=play]")
+    window.wait_for_function("state.at > 0")
+    assert window.evaluate("moments().includes(state.at)")
+
+
+def test_forced_colours_leave_every_text_visible(shown, browser):
+    browser.emulate_media(forced_colors="active")
+    window = shown(strategy="1f1b", broken="slow")
+    same = """() => [...document.querySelectorAll("button, h1, p, .tip, .verdict")].filter(element => {
+      const look = getComputedStyle(element); return look.color === look.backgroundColor; }).map(e => e.textContent)"""
+    assert window.evaluate(same) == []
+    assert window.evaluate("getComputedStyle(document.querySelector('.event')).stroke") == "rgb(0, 0, 0)"
+
+
+def test_a_link_to_another_strategy_and_a_slider_draw_anew(shown):
+    window = shown(all=True)
+    before = window.get_attribute("svg[role=img]", "aria-label")
+    window.locator("[data-key=bandwidth]").fill("1")
+    after = window.get_attribute("svg[role=img]", "aria-label")
+    assert before != after and window.evaluate("document.activeElement.dataset.key") == "bandwidth"
+    window.click("text=Zero bubble")
+    assert "Zero bubble, modelled" in window.get_attribute("svg[role=img]", "aria-label")
+    assert window.inner_text("output >> nth=4") == "1 GB/s"
+
+
+HOLDER = '<!doctype html><body data-theme="{theme}"><main>{output}</main></body>'
+
+
+def test_an_output_is_a_still_with_its_numbers_until_the_player_takes_its_place(browser, tmp_path):
+    output = player("fsdp")
+    html = output.data["text/html"]
+    assert len(html) < LARGEST and "<script" not in html and "://" not in html.replace("http://www.w3.org", "")
+    assert repr(output).startswith("FSDP, modelled: one step of 2 ranks in 58.0 ms")
+    (tmp_path / "page.html").write_text(HOLDER.format(theme="dark", output=html))
+    browser.goto((tmp_path / "page.html").as_uri())
+    browser.wait_for_selector("[data-still]", state="detached")
+    frame = browser.frames[1]
+    assert frame.evaluate("document.documentElement.classList.contains('dark')")
+    assert browser.evaluate("frameElementHeight = document.querySelector('iframe').offsetHeight") > 400
+    browser.evaluate("document.body.dataset.theme = 'light'")
+    frame.wait_for_function("!document.documentElement.classList.contains('dark')")
+    quiet = browser.context.browser.new_context(java_script_enabled=False).new_page()
+    quiet.goto((tmp_path / "page.html").as_uri())
+    still = quiet.locator("[data-still]")
+    assert still.get_attribute("alt") == repr(output) and still.bounding_box()["height"] > 150
+
+
+def test_the_player_answers_the_exercise_of_12(shown):
+    window = shown(all=True, bandwidth=4)
+    fastest = "step.teams.reduce((a, b) => b.end < a.end ? b : a).name.toLowerCase()"
+    assert window.evaluate(fastest) == "fsdp"
+    window.locator("[data-key=bandwidth]").fill("2")
+    assert window.evaluate(fastest) == exercises("12")["12.5"]["right"]
+    assert window.inner_text("output >> nth=4") == "2 GB/s"
+    assert window.evaluate("step.teams.map(team => team.name.toLowerCase())") == exercises("12")["12.5"]["choices"]
+
+
+def test_every_still_and_every_saved_player_is_of_this_version():
+    """After a change of the player: python tests/players.py."""
+    pages, stills = players.shown(), {path.stem: path for path in (package.HERE / "stills").glob("*.png")}
+    assert set(pages) == set(stills)
+    for name, path in stills.items():
+        with players.Image.open(path) as image:
+            assert image.info["page"] == players.digest(pages[name]), f"{name} is stale"
+    for path in sorted((root() / "notebooks").glob("*.ipynb")):
+        for cell, words, options in players.calls(nbformat.read(path, as_version=4)):
+            if "*" not in str(words):
+                saved = cell.outputs[-1].data["text/html"]
+                assert saved == player(*words, **options).data["text/html"], f"{path.stem}, {cell.id}"
+                assert len(saved) < LARGEST * (4 / 3 if words == ["all"] else 1)
+
+
+STEP = {
+    "source": "recorded", "strategy": "trace", "tab": "A run", "title": "Recorded: a run", "ranks": 2, "end": 1.0,
+    "hang": None, "memory": None,
+    "events": [
+        {"rank": 0, "lane": "compute", "kind": "F", "name": "forward", "layer": 0, "start": 0.0, "end": 0.2},
+        {"rank": 1, "lane": "compute", "kind": "F", "name": "forward", "layer": 0, "start": 0.0, "end": 0.7},
+        {"rank": 0, "lane": "comm", "kind": "A", "name": "all-reduce", "group": "a", "bytes": 8, "start": 0.2,
+         "moves": 0.7, "end": 0.9},
+        {"rank": 1, "lane": "comm", "kind": "A", "name": "all-reduce", "group": "a", "bytes": 8, "start": 0.7,
+         "moves": 0.7, "end": 0.9},
+        {"rank": 0, "lane": "compute", "kind": "O", "name": "step", "start": 0.9, "end": 1.0},
+        {"rank": 1, "lane": "compute", "kind": "O", "name": "step", "start": 0.9, "end": 1.0},
+    ],
+}  # fmt: skip
+
+
+def test_a_recorded_rank_waits_for_bytes_and_for_the_rank_that_joins_last(shown):
+    window = shown([STEP], source="recorded")
+    gaps = window.evaluate("figures.gaps.flat().map(g => [g.rank, g.kind, g.name, +(g.end-g.start).toFixed(3)])")
+    assert gaps == [
+        [0, "wait", "has joined the all-reduce, waits for rank 1", 0.5],
+        [0, "exposed", "waits for the all-reduce", 0.2],
+        [1, "exposed", "waits for the all-reduce", 0.2],
+    ]
+    assert "Recorded: a run" in window.inner_text("#app") and window.locator("text=Break it").count() == 0
+
+
+def test_bad_input_is_one_line():
+    for words, options, said in [
+        ("ddpp", {}, "no recording 'ddpp'"),
+        ("ddp", {"bandwith": 1}, "did you mean 'bandwidth'"),
+        ("ddp", {"broken": "all"}, "unknown way to break it 'all'"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            player(words, **options)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_step_takes_as_long_as_its_measured_parts_say(shown, name):
+    """Within 15 %. Only a recording of an idle machine can be compared."""
+    step = recording(name)
+    if step["strategy"] not in MODELS or name not in MODELS:
+        pytest.skip("a recording that the model does not have")
+    modelled = shown(strategy="ddp").evaluate("given => model({ ...state, ...given }).end", measured(step))
+    assert modelled == pytest.approx(step["end"], rel=0.15), json.dumps(measured(step))
+
+
+def measured(step) -> dict:
+    """Return the settings of the model that a recording says: the mean seconds and bytes of its parts."""
+    rows, ranks = step["events"], step["ranks"]
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in {row["kind"] for row in rows}}
+    seconds = {kind: sum(row["end"] - row["start"] for row in own) / ranks for kind, own in kinds.items()}
+    layers = 1 + max(row.get("layer", row.get("stage", 0)) for row in kinds["F"])
+    pipeline = "microbatch" in kinds["F"][0]
+    moved = [row for row in rows if row["lane"] == "comm" and row["end"] > row.get("moves", row["start"])]
+    busy = sum(row["end"] - row.get("moves", row["start"]) for row in moved)
+    factor = 1 if pipeline else (ranks - 1) / ranks  # of the bytes of a ring's round
+    carried = sum(row["bytes"] * (1 if pipeline else factor * (2 if row["kind"] == "A" else 1)) for row in moved)
+    whole = seconds["F"] * ranks
+    held = max(sum(row["bytes"] for row in kinds.get(kind, []) if row["rank"] == 0) for kind in "AG") / layers
+    return {
+        "strategy": step["strategy"], "ranks": ranks, "layers": layers, "compute": 1e3 * whole / layers,
+        "backward": seconds["B"] / seconds["F"], "latency": 0, "bandwidth": carried / busy / 1e9,
+        "update": seconds["O"] / whole * (1 if step["strategy"] == "ddp" else ranks),
+        "size": max(held, 1) / 1e6, "microbatches": 1 + max(row.get("microbatch", 0) for row in kinds["F"]),
+        "passed": max((row["bytes"] for row in kinds.get("S", []) or kinds.get("A", [])), default=1)
+        * (1 + max(row.get("microbatch", 0) for row in kinds["F"])),
+    }  # fmt: skip
