@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import load_site, render, spec_of
+from mpdemo.jobs import Job, load_site, render, spec_of
 from mpdemo.notebook.course import run
 
 SCRIPT = "notebooks/scripts/first_ddp.py"
@@ -100,6 +100,18 @@ def test_a_cell_finds_its_job_again_unless_a_script_has_changed(no_slurm, projec
     again = run(command)
     assert again.id != first.id and "submitting a new one: b.py has changed" in capsys.readouterr().out
     assert again.output() == "one\none"
+
+
+def test_a_job_that_was_interrupted_runs_anew(no_slurm, project, capsys, monkeypatch):
+    (project / "a.py").write_text("import time\ntime.sleep(60)")
+    job = run("python a.py")
+    monkeypatch.setattr(Job, "wait", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        job.output()
+    assert job.state == "cancelled"
+    again = run("python a.py")
+    assert again.state == "running" and "it was cancelled" in capsys.readouterr().out
+    again.cancel()
 
 
 def test_a_failed_job_tells_its_cause_unless_it_may_fail(no_slurm, project):

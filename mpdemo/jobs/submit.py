@@ -97,8 +97,11 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     job = Job(record, folder)
     same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
-    edited = changed_since(record.get("submitted", 0), spec) if same and not resubmit and job.finished else ""
-    if same and not resubmit and not edited:
+    stale = ""
+    if same and not resubmit and job.finished:
+        cancelled = "it was cancelled" if job.state == "cancelled" else ""
+        stale = cancelled or changed_since(record.get("submitted", 0), spec)
+    if same and not resubmit and not stale:
         return job
     if not job.finished:
         busy = f"{job.title} is {job.state} and writes to {spec.out}"
@@ -107,16 +110,16 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
         what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
-    why = f"{edited} has changed" if edited else why
+    why = stale or why
     print(wrapped(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}"))
     return None
 
 
 def changed_since(moment, spec) -> str:
-    """Return a file of Python beside a script of the command that is younger than this moment; "" if there is none."""
+    """Say which file of Python beside a script of the command is younger than this moment; "" if none is."""
     scripts = (paths.root() / word.partition(":")[0] for word in spec.command if ".py" in word)
     files = (file for script in scripts if script.is_file() for file in script.parent.glob("*.py"))
-    return next((file.name for file in files if file.stat().st_mtime > moment), "")
+    return next((f"{file.name} has changed" for file in files if file.stat().st_mtime > moment), "")
 
 
 def announcement(spec: JobSpec, record: dict[str, Any]) -> str:

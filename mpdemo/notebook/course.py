@@ -30,7 +30,8 @@ __all__ = ["check", "diff", "ladder", "measure", "player", "run", "show", "start
 def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:
     """Start a command as a job, on the cluster or on this machine, and return it: a `mpdemo.jobs.Job` to be awaited.
 
-    A cell that is run again finds its job, which runs anew only if a script has changed.
+    On this machine the processes start as torchrun starts them. A cell that is run again finds its job, which runs anew
+    only if it was cancelled, or a script has changed.
 
     Parameters
     ----------
