@@ -26,7 +26,8 @@ from mpdemo.notebook import player as package
 from mpdemo.notebook.player import player
 from mpdemo.paths import root
 
-WIDTH, COLOURS = 760, 24  # of the page in pixels, which are those of the picture; of a palette
+WIDTH = 760  # of the page in pixels, which are those of the picture
+COLOURS, OF_README = 24, 128  # of a palette; the README's picture has every kind of communication in it
 ONLY = "nav, .controls, .say, .card, details { display: none !important } main { padding: 8px 10px }"
 
 
@@ -64,7 +65,7 @@ def digest(page) -> str:
     return hashlib.sha256(page.encode()).hexdigest()
 
 
-def take(window, page, path, theme="light"):
+def take(window, page, path, theme="light", colours=COLOURS):
     """Save a picture of a page without its controls, and with its alt text; what is to be guessed is shown in it."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder, "page.html")).write_text(page)
@@ -77,7 +78,7 @@ def take(window, page, path, theme="light"):
     note.add_itxt("alt", window.evaluate("alt()"))
     note.add_text("page", digest(page))
     note.add_text("width", str(WIDTH))
-    image.convert("RGB").quantize(COLOURS).save(path, optimize=True, pnginfo=note)
+    image.convert("RGB").quantize(colours).save(path, optimize=True, pnginfo=note)
 
 
 def refresh(path):
@@ -100,7 +101,7 @@ def front_page(window):
         return
     _, page = package.contents("all", recorded=True)
     for theme, name in {"light": "steps", "dark": "steps_dark"}.items():
-        take(window, page, root() / "notebooks" / f"{name}.png", theme)
+        take(window, page, root() / "notebooks" / f"{name}.png", theme, OF_README)
     readme, picture = root() / "README.md", 'src="notebooks/steps.png"'
     said = f'alt="{window.evaluate("alt()")}" {picture}'
     readme.write_text(re.sub(f'alt="[^"]*" {picture}', lambda match: said, readme.read_text()))

@@ -54,28 +54,40 @@ def waiting(rows) -> list[dict]:
     `rows` are a step of `mpdemo.measure.traces`. A rank that is through with it waits for the last one. In what is left
     of its time a rank did neither: it copied, for example, or was in Python.
     """
-    found, groups = [], defaultdict(list)
+    groups = defaultdict(list)
     for row in rows:
         if "moves" in row:
             groups[row["group"]].append(row)
     last = max(rows, key=lambda row: row["end"])
+    found = []
     for rank in sorted({row["rank"] for row in rows}):
         busy = [(row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"]
         own = [row for row in rows if rank in (row["rank"], row.get("to"))]
-        parts = [(max(row["end"] for row in own), last["end"], "waits", last["rank"])]
-        for row in (row for row in own if "moves" in row):
-            on = max(groups[row["group"]], key=lambda other: other["start"])["rank"]
-            begin = row["start"]
-            if "to" in row:  # a message
-                on, begin = (row["to"], begin) if row["rank"] == rank else (row["rank"], row["posted"])
-            parts += [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", on)]
-        edges = sorted({time for part in parts + busy for time in part[:2]})
-        for begin, end in pairwise(edges):
-            middle = (begin + end) / 2
-            now = [part[2:] for part in parts if part[0] < middle < part[1]]
-            if now and not any(a < middle < b for a, b in busy):
-                kind, on = min(now, key=lambda why: why[0])
-                found.append({"rank": rank, "kind": kind, "on": on, "start": begin, "end": end})
+        reasons = [(max(row["end"] for row in own), last["end"], "waits", last["rank"])]
+        for row in own:
+            reasons += _reasons(row, rank, groups) if "moves" in row else []
+        found += [{"rank": rank, **gap} for gap in _gaps(busy, reasons)]
+    return found
+
+
+def _reasons(row, rank, groups) -> list:
+    """Return when a collective or a message keeps a rank waiting: until its bytes move, and while they do."""
+    on, begin = max(groups[row["group"]], key=lambda other: other["start"])["rank"], row["start"]
+    if "to" in row:  # a message
+        on, begin = (row["to"], begin) if row["rank"] == rank else (row["rank"], row["posted"])
+    return [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", on)]
+
+
+def _gaps(busy, reasons) -> list:
+    """Return the parts of a rank's time for which there is a reason, and in which it isn't busy."""
+    found = []
+    edges = sorted({time for part in reasons + busy for time in part[:2]})
+    for begin, end in pairwise(edges):
+        middle = (begin + end) / 2
+        now = [part[2:] for part in reasons if part[0] < middle < part[1]]
+        if now and not any(a < middle < b for a, b in busy):
+            kind, on = min(now, key=lambda why: why[0])
+            found.append({"kind": kind, "on": on, "start": begin, "end": end})
     return found
 
 

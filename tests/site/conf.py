@@ -39,7 +39,10 @@ LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")
 TERM = re.compile(r'^\| <a id="([^"]*)"></a>(.*?) \| (.*?) \| (.*?) \|$', re.M)
 
 IMAGE = re.compile(r'^<img alt="(.*?)" src="([^"]*)" width="[^"]*">$', re.M)
-PICTURE = re.compile(r'(<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)">\s*</picture>)', re.S)
+PICTURE = re.compile(
+    r'((?:<a href="([^"]*)">\s*)?<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)">\s*</picture>(?:\s*</a>)?)',
+    re.S,
+)
 
 CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
@@ -90,9 +93,10 @@ def point_out_of_the_site(app, page, source):
 def take_pictures(app, page, source):
     """Make what GitHub shows as HTML images of the site; of a picture for each theme furo shows one."""
     source[0] = IMAGE.sub(r"![\1](\2)", source[0])
-    for whole, dark, said, light in PICTURE.findall(source[0]):
+    for whole, link, dark, said, light in PICTURE.findall(source[0]):
         images = [(light, "only-light"), (dark, "only-dark")]
-        blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n```" for file, theme in images]
+        more = f":target: {link.replace('.ipynb', '.html')}\n" if link else ""
+        blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n{more}```" for file, theme in images]
         source[0] = source[0].replace(whole, "\n\n".join(blocks))
 
 

@@ -530,8 +530,9 @@ function lineUp(steps, names) { // several steps below each other on one axis, a
     ...(e.group ? { group: `${by} ${e.group}` } : {}) });
   const figures = ({ exposed, wait, peak }) => [`exposed communication ${percent(exposed)}`, `waits ${percent(wait)}`,
     ...(peak ? [`peak memory ${sizeText(peak)}`] : [])];
+  const took = ({ end, plain }) => timeText(end) + (plain ? ` (${timeText(plain)} without the profiler)` : "");
   const teams = steps.map((step, i) => ({ name: names[i], first: firsts[i], ranks: step.ranks, end: step.end,
-    line: [timeText(step.end), ...figures(parts[i])].join(" · ") }));
+    line: [took(step), ...figures(parts[i])].join(" · ") }));
   const whole = { source: steps[0].source, title: "All strategies", layers: steps[0].layers, hang: null, teams,
     ranks: sum(steps.map(step => step.ranks)), end: Math.max(...steps.map(step => step.end)),
     events: steps.flatMap((step, i) => step.events.map(e => shift(e, firsts[i]))) };
@@ -941,7 +942,8 @@ function tabs() {
 function words() { // headline and what to look for
   const { headline, look } = STRATEGIES[state.strategy] ?? { headline: "A step of your own run" };
   if (state.all) {
-    const what = step.source === "recorded" ? recordings[0].note : "The same model and the same batch.";
+    const said = recordings[0]?.note.replace(/ Without it[^.]*\./, ""); // that is each strategy's own
+    const what = step.source === "recorded" ? said : "The same model and the same batch.";
     return [make("h1", {}, "One training step, and many ways to share it"),
       make("p", {}, `${what} Hatched: a rank computes nothing. The low bars are its communication.`)];
   }

@@ -43,10 +43,8 @@ class OnGpu(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if args and has_16_bits(args[0]) and torch.is_autocast_enabled("cpu"):
-            if func in FUSED:
-                return _Softmax.apply(args[0])
-            if func is functional.cross_entropy:
-                return _cross_entropy(*args, **kwargs)
+            if func in IN_16_BITS:
+                return IN_16_BITS[func](*args, **kwargs)
             if func in IN_32_BITS:
                 args = [arg.float() if has_16_bits(arg) else arg for arg in args]
         if func in RMS_NORM and args:
@@ -56,18 +54,25 @@ class OnGpu(TorchFunctionMode):
         if func in RECURRENT:
             return _recurrent(*args)
         if func is functional.scaled_dot_product_attention:
-            # A GPU draws again what is dropped, and keeps no scores.
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs = kwargs | {"dropout_p": 0.0}
-        if not (isinstance(func, FunctionType) and func.__module__ == functional.__name__):
-            return func(*args, **kwargs)
-        # It is written in Python, and first asks whether a mode wants to see it. What it then calls is to be seen.
-        asked = chain([False], repeat(True))
-        answers = {name: partial(_but_once, asked, question) for name, question in QUESTIONS.items()}
-        with patch.multiple(functional, **answers), self:
-            return func(*args, **kwargs)
+            args, kwargs = _without_dropout(args, kwargs)
+        return _seen_inside(self, func, args, kwargs)
+
+
+def _without_dropout(args, kwargs):
+    """Return the arguments of an attention without dropout: a GPU draws again what it dropped, and keeps no scores."""
+    if len(args) > 4:
+        return (*args[:4], 0.0, *args[5:]), kwargs
+    return args, kwargs | {"dropout_p": 0.0}
+
+
+def _seen_inside(mode, func, args, kwargs):
+    """Call a function; if it is one of torch.nn.functional that is written in Python, the mode sees what it calls."""
+    if not (isinstance(func, FunctionType) and func.__module__ == functional.__name__):
+        return func(*args, **kwargs)
+    asked = chain([False], repeat(True))  # it first asks whether a mode wants to see it
+    answers = {name: partial(_but_once, asked, question) for name, question in QUESTIONS.items()}
+    with patch.multiple(functional, **answers), mode:
+        return func(*args, **kwargs)
 
 
 def _but_once(asked, question, *tensors):
@@ -106,6 +111,10 @@ def _cross_entropy(
         return loss if reduction == "none" else loss.sum()
     loss = functional.nll_loss(logs, target, weight, size_average, ignore_index, reduce, reduction)
     return loss - label_smoothing * logs.sum(1).mean() if label_smoothing else loss
+
+
+IN_16_BITS = {func: lambda logits, *args, **kwargs: _Softmax.apply(logits) for func in FUSED}
+IN_16_BITS[functional.cross_entropy] = _cross_entropy
 
 
 def _rms_norm(func, x, normalized_shape, weight=None, eps=None):
