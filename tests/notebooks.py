@@ -25,12 +25,10 @@ import tomllib
 from pathlib import Path
 
 import nbformat
-import numpy as np
 from ipykernel.ipkernel import IPythonKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from notebook_rules import NIGHT, TAG, lint, misplanned, tags, unsourced
@@ -157,19 +155,6 @@ def slurm_of(path):
         yield {}
 
 
-def draw_ladder(folder):
-    """Write the README's picture from the runs in a folder, and one for dark pages: equal hues, inverted lightness."""
-    code = "from mpdemo.notebook.ladder import ladder_chart; ladder_chart().save('ladder.png')"
-    shutil.copytree(folder, Path(folder, "runs"), ignore=shutil.ignore_patterns("runs"))
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=os.environ | {"MPDEMO_ROOT": str(folder)}, check=True)
-    shutil.copy(Path(folder, "ladder.png"), root() / "notebooks" / "ladder.png")
-    light = np.asarray(Image.open(Path(folder, "ladder.png")).convert("RGB")).astype(int)
-    low, high = light.min(2, keepdims=True), light.max(2, keepdims=True)
-    dark = (light + 255 - low - high) * (1 - 0.8 * (high - low) / 255)  # coloured boxes darker: their text is white
-    picture = Image.fromarray(dark.astype(np.uint8)).quantize(128)
-    picture.save(root() / "notebooks" / "ladder_dark.png", optimize=True)
-
-
 def nbval(name, project, whole=True, **environ):
     """Run a notebook of the copy of the project at `project` and compare it strictly; return the completed process.
 
@@ -229,8 +214,6 @@ def main() -> int:
                 problems = [f"{path.name}: not saved, a cell failed:\n{error}"]
             print("\n".join(problems), end="\n" if problems else "", flush=True)
             status = status or int(bool(problems))
-        if Path(ladder, "speed_tensor").exists():  # the last strategy, after all others
-            draw_ladder(ladder)
     if not args.check and (not args.prefixes or "recordings" in args.prefixes):
         folder = root() / "mpdemo/notebook/player/recordings"
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from mpdemo.paths import root
 
 WIDTH = 760  # of the page in pixels, which are those of the picture
 COLOURS, OF_README = 24, 128  # of a palette; the README's picture has every kind of communication in it
-ONLY = "nav, .controls, .say, .card, details { display: none !important } main { padding: 8px 10px }"
+ONLY = "nav, .controls, .say, .card, .cursor, details { display: none !important } main { padding: 8px 10px }"
 
 
 def calls(notebook):
@@ -72,7 +72,7 @@ def take(window, page, path, theme="light", colours=COLOURS):
         window.emulate_media(color_scheme=theme)
         window.goto(file.as_uri())
     window.add_style_tag(content=ONLY)
-    window.evaluate("set({ predict: false, broken: state.broken }); view.cursor.style.display = 'none'")
+    window.evaluate("set({ predict: false, broken: state.broken })")
     image = Image.open(io.BytesIO(window.locator("main").screenshot()))
     note = PngInfo()
     note.add_itxt("alt", window.evaluate("alt()"))

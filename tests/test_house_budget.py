@@ -20,7 +20,7 @@ COURSE = [
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     (
         "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
-        4_650,
+        4_700,
         "measure a step, compare by paired rounds, what a recorded step waits for",
     ),
     (
@@ -41,7 +41,7 @@ TOOLS = [
     ("/tools/same", 34_200, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
-        17_900,  # each operation as a GPU computes it, selective recomputation, offload, and what a run costs
+        17_950,  # each operation as a GPU computes it, selective recomputation, offload, and what a run costs
         "what fits: any model on fake tensors, every strategy, the recommended one",
     ),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),

@@ -601,7 +601,7 @@ function draw() {
   for (const team of step.teams ?? []) drawHead(place, team, layers.shown);
   for (const rank of range(step.ranks)) drawRank(place, rank, layers);
   view.veil = make("rect", { y: top-4, height: height-top-10, class: "veil" });
-  view.cursor = make("g", { "pointer-events": "none" },
+  view.cursor = make("g", { class: "cursor", "pointer-events": "none" },
     make("line", { y1: 8, y2: height-14, stroke: "var(--ink)", "stroke-width": 1.6 }),
     make("rect", { x: -30, y: 0, width: 60, height: 17, rx: 8, fill: "var(--ink)" }),
     label(0, 12.5, "", { class: "clock", "text-anchor": "middle" }));
