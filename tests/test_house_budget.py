@@ -38,7 +38,7 @@ COURSE = [
     ("/cluster", 3_050, "a throw-away Slurm"),
 ]
 TOOLS = [
-    ("/tools/same", 34_200, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
+    ("/tools/same", 34_300, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
         17_950,  # each operation as a GPU computes it, selective recomputation, offload, and what a run costs

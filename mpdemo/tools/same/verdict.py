@@ -180,25 +180,40 @@ def not_examined(one, many) -> str:
     if many.loader is not None and longest > one.order["batches"] and not many.names("whole"):
         found.append(f"batches after number {one.order['batches']} of an epoch")
     if one.names("cut"):
-        found.append(f"what follows step {len(one.steps)}")
+        found.append(f"what follows step {ends(one, many)[0]}")
     return ", ".join(found)
+
+
+def ends(one, many) -> list[int]:
+    """Return up to which step each world is told of: how many more epochs it sees depends on the machine's speed."""
+    steps = [len(one.steps), len(many.steps)]
+    more = [int(step) for step in one.names("more epochs") | many.names("more epochs")]
+    return [min(steps + more)] * 2 if more else steps
 
 
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
-    pairs = list(zip(one.sums, many.sums, strict=False))
+    told = ends(one, many)
+    pairs = list(zip(one.sums[: told[0]], many.sums[: told[1]], strict=False))
     far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
-    rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}
+    rows = {"processes": [one.processes, many.processes], "steps": told}
     for name, show in {
-        "rows per step": lambda world: world.in_rows[0].total() or "not seen",
-        "first gradient": lambda world: f"{norm(world.sums[0]['gradients']):.6g}",
-        "last gradient": lambda world: f"{norm(world.sums[-1]['gradients']):.6g}",
-        "last weights": lambda world: f"{norm(world.sums[-1]['weights']):.6g}",
-        "learning rate": lambda world: "by hand" if world.names("by hand") else f"{world.steps[-1][0]['rates'][0]:.6g}",
-        "messages per step": messages,
+        "rows per step": lambda world, last: world.in_rows[0].total() or "not seen",
+        "first gradient": lambda world, last: f"{norm(world.sums[0]['gradients']):.6g}",
+        "last gradient": lambda world, last: f"{norm(world.sums[last]['gradients']):.6g}",
+        "last weights": lambda world, last: f"{norm(world.sums[last]['weights']):.6g}",
+        "learning rate": rate,
+        "messages per step": lambda world, last: messages(world),
     }.items():
-        rows[name] = [show(world) if world.steps else "-" for world in (one, many)]
+        rows[name] = [
+            show(world, end - 1) if world.steps else "-" for world, end in zip((one, many), told, strict=True)
+        ]
     return rows | {"largest difference of a gradient": ["", "-" if far is None else f"{far:.1g}"]}
+
+
+def rate(world, last) -> str:
+    """Return the learning rate of a step."""
+    return "by hand" if world.names("by hand") else f"{world.steps[last][0]['rates'][0]:.6g}"
 
 
 def messages(world) -> str:

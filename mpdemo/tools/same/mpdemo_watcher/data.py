@@ -73,7 +73,7 @@ def goes_on(loader, epochs) -> bool:
     with contextlib.suppress(FileExistsError):
         os.symlink("on" if time.monotonic() < now.begun + QUICK else "off", link)
     if on := os.readlink(link) == "on":
-        note_once("more epochs", "looked at")
+        note_once("more epochs", now.steps)  # after so many steps
     return on
 
 
