@@ -4,7 +4,6 @@ A row is read from ``runs/speed_RUNG``, where a job timed the strategy alternate
 """
 
 import json
-from itertools import zip_longest
 
 from tabulate import tabulate
 
@@ -18,6 +17,7 @@ from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
 
 MIB = 2**20
+COLUMNS = 5  # of the legend
 MEMORY = {  # part of a device's memory: its look; colours are for operations
     "weights": {"facecolor": "#707070"} | style.EDGE,
     "gradients": {"facecolor": style.PAPER, "hatch": "\\\\\\\\"} | style.EDGE,
@@ -123,13 +123,14 @@ def waits_of(row) -> str:
 
 
 def _add_legend(sheet, rows):
-    """Explain the colours: of the operations in a first line, of the memory in a second one."""
+    """Explain the colours: of the operations first, then of the memory, line by line."""
     line = legend_handles([row["timeline"] for row in rows], **style.EDGE)
     if any(operation.get("stage", 0) >= row["devices"] for row in rows for operation in row["timeline"]):
         line += style.patches([("paler: later stage", {"facecolor": style.PAPER})], **style.EDGE)
     memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
-    by_column = [handle for pair in zip_longest(line, memory) for handle in pair if handle]
-    sheet.legend(handles=by_column, loc="outside lower center", ncols=max(len(line), len(memory)), fontsize=8)
+    handles = [*line, *memory]
+    by_column = [handle for column in range(COLUMNS) for handle in handles[column::COLUMNS]]  # as matplotlib fills it
+    sheet.legend(handles=by_column, loc="outside lower center", ncols=COLUMNS, fontsize=8)
 
 
 def headline(row) -> str:
