@@ -45,7 +45,7 @@ def test_a_waiting_job_knows_its_place_and_reason(own_cluster, project):
     until(lambda: all(job.reason in ("Resources", "Priority") for job in waiting))
     assert [job.state for job in waiting] == ["pending", "pending"]
     until(lambda: [job.queue for job in waiting] == [1, 2])
-    with pytest.raises(TimeoutError, match=r"still pending \(.*\) after 0.2 s; follow it again: await follow"):
+    with pytest.raises(TimeoutError, match=r"still pending \(.*\) after 0.2 s; it runs on"):
         waiting[1].wait(0.1, pending=0.2)
     waiting[0].cancel()
     assert waiting[0].wait(30) == "cancelled"

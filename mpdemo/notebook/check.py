@@ -7,6 +7,8 @@ Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook r
 Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
 is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks. Any other answer goes to
 ``check_NN_M`` of ``NN_answers.py``, in the kernel. What fails an assert isn't right yet; its message is for the reader.
+
+PYTEST_DONT_REWRITE: pytest would add its own lines to the messages, since the package has a plugin for it.
 """
 
 import ast
