@@ -56,11 +56,16 @@ class Trace(NamedTuple):
     memory: list  # (time, device, address, bytes, all bytes after it)
 
 
+def unpacked(path):
+    """Return what is in a file of JSON, packed by gzip or not."""
+    raw = Path(path).read_bytes()
+    return json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+
+
 def load(path) -> Trace:
     """Read the file of one rank, as `export_chrome_trace` writes it, packed or not."""
     try:
-        raw = Path(path).read_bytes()
-        trace = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
+        trace = unpacked(path)
         world, base = trace.get("distributedInfo", {}), trace.get("baseTimeNanoseconds", 0) / 1e9
         spans, memory = [], []
         for row in trace["traceEvents"]:

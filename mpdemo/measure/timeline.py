@@ -91,11 +91,6 @@ def _gaps(busy, reasons) -> list:
     return found
 
 
-def typical(steps):
-    """Return the step of median length: neither the first one's start-up nor a disturbed one."""
-    return sorted(steps, key=step_time)[(len(steps) - 1) // 2]
-
-
 def stage_times(steps):
     """Return the median seconds of a microbatch on every stage, of steps from `load` without the first.
 

@@ -73,17 +73,8 @@ def transfer(rows, group) -> list[dict]:
         receive, send = sorted(rows, key=lambda row: row["kind"])
         end, bytes_ = max(receive["end"], send["start"]), max(send["bytes"], receive["bytes"])
         name = f"message to rank {receive['rank']}"
-        rows = [
-            send
-            | {
-                "kind": "S",
-                "to": receive["rank"],
-                "posted": receive["start"],
-                "end": end,
-                "bytes": bytes_,
-                "name": name,
-            }
-        ]
+        of_both = {"to": receive["rank"], "posted": receive["start"], "end": end, "bytes": bytes_}
+        rows = [send | of_both | {"kind": "S", "name": name}]
     rows = [row | {"moves": min(moves, row["end"]), "group": group} for row in rows]
     return [{key: value for key, value in row.items() if key not in ("asked", "members")} for row in rows]
 

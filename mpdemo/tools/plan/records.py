@@ -6,8 +6,6 @@ A record has fractions of the data sheet (tests/gpu/efficiency.py measures them)
 has what each kernel took, and the shapes tell what it takes at best.
 """
 
-import gzip
-import json
 import re
 from ast import literal_eval
 from collections import defaultdict
@@ -17,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mpdemo.errors import UserError, error_line
+from mpdemo.measure.spans import unpacked
 from mpdemo.predict.efficiency import (
     AT_BEST,
     ATTENTION,
@@ -70,8 +69,7 @@ def _shown(file, content, gpu):
 def _content(file) -> dict:
     """Return what is in a file, which may be compressed."""
     try:
-        data = Path(file).read_bytes()
-        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        content = unpacked(file)
     except (ValueError, EOFError):
         raise UserError(f"--record {file} is no JSON; {ALLOWED}") from None
     except OSError as error:

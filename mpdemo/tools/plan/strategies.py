@@ -88,7 +88,7 @@ def _place(strategy) -> tuple:
 
 
 def _check(request):
-    """Refuse what cannot be shared out."""
+    """Refuse devices that nodes, and a batch that devices, do not divide."""
     if request.devices < 1 or request.nodes < 1 or request.devices % request.nodes:
         raise UserError(
             f"{request.devices} devices in {request.nodes} nodes; allowed: equally many in each node, 1 or more"

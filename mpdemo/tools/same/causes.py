@@ -58,7 +58,7 @@ def own_gradient(many, k):
 def of_scale(many, k):
     """Return whether each rank multiplies the average by a number of its own."""
     found = [multiple_of(rank["averaged"], rank["gradients"]) for rank in many.steps[k]]
-    times = [factor for factor, rest in found if rest < FIT]
+    times = [factor for factor, rest, _ in found if rest < FIT]
     if len(times) < len(found) or max(times) - min(times) <= 1e-4 * max(map(abs, times)):
         return None
     numbers = ", ".join(f"{factor:.4g}" for factor in times)
@@ -67,14 +67,14 @@ def of_scale(many, k):
 
 
 def multiple_of(a, b) -> tuple:
-    """Return by which factor some tensors are a multiple of others, and how far they are from it."""
+    """Return by which factor tensors `b` are a multiple of `a`, how far they are from it, and which one most of all."""
     names = a.keys() & b.keys()
     square = sum(number**2 for name in names for number in a[name][1:3])
     if not square or not math.isfinite(square):
-        return 0.0, 1.0
+        return None, 1.0, ""
     times = sum(x * y for name in names for x, y in zip(a[name][1:3], b[name][1:3], strict=True)) / square
     scaled = {name: [b[name][0], *(times * x for x in a[name][1:3])] for name in names}
-    return times, apart(scaled, {name: b[name] for name in names}, 1e-3)[0]
+    return times, *apart(scaled, {name: b[name] for name in names}, 1e-3)
 
 
 def skipped(many, k):

@@ -4,8 +4,6 @@ What an optimizer uses must be the mean of the gradients that the ranks have com
 whatever the samples. On equal rows the steps of one process are the same, or a module is named that differs first.
 """
 
-import math
-
 from mpdemo.tools.same import causes, held
 from mpdemo.tools.same.causes import EQUAL, differing, line_of, own_gradient
 from mpdemo.tools.same.compare import Finding, apart, distance, norm, shown, tolerance
@@ -63,14 +61,7 @@ def other_weights(many, k):
 
 def factor(sums) -> tuple:
     """Return by how much the used gradients are larger than the mean of the ranks' own, and what else is in them."""
-    used, own = sums["gradients"], sums["local"]
-    names = used.keys() & own.keys()
-    square = sum(number**2 for name in names for number in own[name][1:])
-    if not square or not math.isfinite(square):
-        return None, 0.0, ""
-    product = sum(a * b for name in names for a, b in zip(used[name][1:], own[name][1:], strict=True))
-    scaled = {name: [used[name][0], *(product / square * x for x in own[name][1:])] for name in names}
-    return product / square, *apart(scaled, {name: used[name] for name in names}, 1e-3)
+    return causes.multiple_of(sums["local"], sums["gradients"])
 
 
 def of_mean(one, many):

@@ -80,9 +80,14 @@ class Walk:
             return
         if keep is self.other and not has_changed(path, tensor):
             return
-        values = sketch.sketch(tensor)
-        if values:
-            keep[path] = [*values[:3], str(list(tensor.shape))]
+        if row := row_of(tensor):
+            keep[path] = row
+
+
+def row_of(tensor):
+    """Return a tensor's sketch and its shape, or None if it has no numbers to compare."""
+    values = sketch.sketch(tensor)
+    return [*values[:3], str(list(tensor.shape))] if values else None
 
 
 def number(value) -> list:
@@ -138,5 +143,4 @@ def flatten(path, thing, found, depth=0):
         for key, value in items:
             flatten(f"{path}.{key}" if path else str(key), value, found, depth + 1)
     elif isinstance(thing, torch.Tensor) and thing.is_floating_point() and not thing.is_meta:
-        values = None if hasattr(thing, "placements") else sketch.sketch(thing)
-        found[path] = [*values[:3], str(list(thing.shape))] if values else None
+        found[path] = None if hasattr(thing, "placements") else row_of(thing)

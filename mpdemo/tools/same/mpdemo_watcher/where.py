@@ -33,14 +33,15 @@ def frames():
         frame = frame.f_back
 
 
-def stack() -> list:
-    """Return the lines of the reader's files that run, the innermost first."""
-    return [f"{own(frame.f_code.co_filename)}:{frame.f_lineno}" for frame in frames()]
+def lines():
+    """Yield the lines of the reader's files that run, such as ``train.py:12``, the innermost first."""
+    for frame in frames():
+        yield f"{own(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def here() -> str:
-    """Return the innermost line of the reader's files that runs, such as ``train.py:12``."""
-    return next(iter(stack()), "")
+    """Return the innermost line of the reader's files that runs."""
+    return next(lines(), "")
 
 
 def takes_one() -> bool:
@@ -53,5 +54,5 @@ def calling(name, of=""):
     """Write down a call that the other ranks have to make, too, before it is made: it may never return."""
     now.made += 1
     if now.made <= MOST:
-        lines = stack()
-        note("call", name=name, of=of, where=next(iter(lines), ""), stack=lines)
+        stack = list(lines())
+        note("call", name=name, of=of, where=next(iter(stack), ""), stack=stack)
