@@ -40,6 +40,7 @@ def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(sit
         assert page.locator("img.diagram").count() == 1 and page.locator("text=mermaid").count() == 0
         assert page.locator("a[href$='glossary.html#all-reduce']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
+        assert "you can" in page.inner_text(".admonition-title") and page.locator(".admonition li").count() >= 2
         page.wait_for_selector("[data-still]", state="detached")
         page.evaluate("document.body.dataset.theme = 'dark'")
         page.frames[1].wait_for_function("document.documentElement.classList.contains('dark')")
