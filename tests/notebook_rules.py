@@ -25,6 +25,7 @@ MEASURED = re.compile(rf"(?<![\w.,])({NUMBER})(?={PAIR}[\s-]({UNIT})\b)")
 PLAN = re.compile(r"\bPlan\s+(?:about\s+)?(\d+\s+minutes|an\s+hour\s+and\s+a\s+half|an\s+hour|two\s+hours)\b")
 IN_WORDS = {"an hour": 60, "an hour and a half": 90, "two hours": 120}
 FENCED = re.compile(r"```.*?```", re.S)
+TOLD = re.compile(r"\d|\b(both|half|two|three|four)\b")  # a number, as a diagram may say it, too
 DO = "write what a cell shows, or list the number with its source in tests/numbers.toml"
 BANNED = {
     r"\b(clear_output|update_display)\b": "nbval cannot compare it; display once, or use `await follow(job)`",
@@ -165,6 +166,10 @@ def _output(output):
     words = [output.get("text", ""), output.get("evalue", "")]
     words += [data.get(f"text/{form}", "") for form in ("plain", "html", "markdown")]
     yield from _text(" ".join(words), [line for text in shown for line in text.splitlines()])
+    alts = re.findall(r"<img\b(?:[^>]*? alt=\"([^\"]*)\")?", data.get("text/html", ""))
+    for alt in alts + [output.get("metadata", {}).get("image/png", {}).get("alt", "")] * ("image/png" in data):
+        if not TOLD.search(alt):
+            yield f"has a picture whose alt text tells no number: {alt!r}"
     if "application/vnd.jupyter.widget-view+json" in data:
         yield "saved a widget, which shows nothing without the kernel"
     if output.get("name") == "stderr":

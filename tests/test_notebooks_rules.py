@@ -15,6 +15,7 @@ from mpdemo.notebook.check import exercises
 
 v4 = nbformat.v4
 PNG = {"text/plain": "a picture", "image/png": "iVBORw0KGgo="}
+ALT = {"image/png": {"alt": "loss from 3.1 to 0.2"}}
 
 
 def code(source, outputs=(), *, tags=(), count=None, **metadata):
@@ -33,7 +34,7 @@ ERROR = v4.new_output("error", ename="KeyError", evalue="3", traceback=["KeyErro
 
 def notebook(*cells):
     """A notebook in order, with some cells more at the end; cells without a count are counted on."""
-    picture = v4.new_output("execute_result", data=PNG, execution_count=1)
+    picture = v4.new_output("execute_result", data=PNG, metadata=ALT, execution_count=1)
     first = [v4.new_markdown_cell("# A title\n\nThe goal."), code("picture", [picture]), code("assert True")]
     whole = v4.new_notebook(cells=[*first, *cells])
     ran = [cell for cell in whole.cells if cell.cell_type == "code"]
@@ -55,6 +56,7 @@ def with_twins():
 WIDGET = v4.new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})
 GOOD = [
     code("x = 7 % 3 != 2"),
+    code("p", out(text_html='<img alt="DDP: 60 ms" src="..."><img data-still alt="whole on both ranks">')),
     v4.new_markdown_cell("[the loop](../mpdemo/errors.py) and [a page](https://pytorch.org)"),
 ]
 WHOLE = [  # a notebook, and what is wrong with it
@@ -88,6 +90,9 @@ CELLS = [  # a cell, and what is wrong with it
     (code("f", [stream("<f at 0x7f32a1b0>")]), "names a path or an address of one machine: '0x7f32a1b0'"),
     (code("f", out(text_html="<script src='https://cdn'>")), "runs a script or loads from elsewhere"),
     (code("f", [stream("x" * 300_001)]), "more than 300 kB"),
+    (code("p", out(**{name.replace("/", "_"): data for name, data in PNG.items()})), "tells no number: ''"),
+    (code("p", out(text_html="<img src='data:image/png;...'>")), "tells no number: ''"),
+    (code("p", out(text_html='<img width="7" alt="DDP waits" src="data:image/png;...">')), "no number: 'DDP waits'"),
     (v4.new_markdown_cell("see /tmp/me"), "names a path or an address of one machine: '/tmp/'"),
     (v4.new_markdown_cell("[gone](99_gone.ipynb)"), "links to 99_gone.ipynb, which is not there"),
     (v4.new_markdown_cell("![logo](https://example.org/a.png)"), "loads a picture from elsewhere"),
@@ -217,7 +222,7 @@ def test_a_screenshot_shows_the_cells_as_they_are():
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
     whole.cells[0].source, whole.metadata = "# A title\n\nPlan 2 minutes.", {"mpdemo": ABOUT | {"minutes": 0}}
-    whole.cells[1].source = "display({'text/plain': 'a picture', 'image/png': 'iVBORw0KGgo='}, raw=True)"
+    whole.cells[1].source = f"display({PNG}, metadata={ALT}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
     path.parent.mkdir()
     nbformat.write(whole, path)

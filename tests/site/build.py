@@ -76,7 +76,7 @@ def replace_diagrams(pages):
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.svg"
         (pages / "site_static" / name).write_text(picture)
         said = re.search(r"accDescr: (.*)", text)[1].replace('"', "'")
-        image = f'<img class="diagram" src="../_static/{name}" alt="{said}">'
+        image = f'<div class="diagram"><img src="../_static/{name}" alt="{said}"></div>'
         for cell in cells:
             cell.source = cell.source.replace(f"```mermaid\n{text}```", image)
     for file, notebook in notebooks.items():
@@ -96,7 +96,7 @@ def tell_pictures(notebook):
 def tell_objectives(notebook):
     """Put what a reader can do afterwards, and what it takes, under a notebook's title."""
     about = notebook.metadata.mpdemo
-    before = f", after {' and '.join(about.prerequisites)}" if about.prerequisites else ""
+    before = f", after notebook {' and '.join(about.prerequisites)}" if about.prerequisites else ""
     said = [f"```{{admonition}} After this notebook you can ({about.minutes} minutes{before})"]
     said += [f"- {objective}" for objective in about.objectives]
     title, _, rest = notebook.cells[0].source.partition("\n")
