@@ -80,6 +80,20 @@ def test_no_notebook_comes_before_what_it_builds_on():
             assert set(needs[name]) <= {earlier[:2] for earlier in names[:position]}, f"{plan}: {name}"
 
 
+def test_trainers_are_sent_to_sections_that_exist():
+    """They are named as `03, *A section*`, or by a line that begins with the notebook's number."""
+    page, numbers = (
+        text("notebooks/for_trainers.md").partition("## What learners believe")[2].partition("## During")[0],
+        set(),
+    )
+    for line in re.split(r"^- ", page, flags=re.M)[1:]:
+        for number, title in re.findall(r"(\d\d)(?:[^*\d]|\d(?!\d[,:]))*?\*([^*]+)\*", line):
+            (file,) = (file for file in NOTEBOOKS if file.name.startswith(number))
+            assert re.search(rf"## \d+\. {re.escape(' '.join(title.split()))}\\n", text(file)), f"{number}: {title}"
+            numbers.add(number)
+    assert len(numbers) == 14
+
+
 @pytest.mark.parametrize("file", PAGES, ids=str)
 def test_a_page_names_what_is_there(file):
     page, missing = text(file), []
