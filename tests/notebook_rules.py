@@ -13,6 +13,7 @@ TAG = "nbval-ignore-output"
 NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
 KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
+MOST_OF_AN_ANSWER = 30  # lines of a program that a reader writes
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
 MOST_WORDS = 20  # of an objective
@@ -141,8 +142,9 @@ def _code(cell):
     lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
-    if len(lines) > MOST_LINES:
-        yield f"has {len(lines)} lines; at most {MOST_LINES}"
+    most = MOST_OF_AN_ANSWER if cell.source.startswith("%%task") else MOST_LINES
+    if len(lines) > most:
+        yield f"has {len(lines)} lines; at most {most}"
     if cell.source.rstrip().endswith(";"):
         yield "ends with ';', which hides an output; display nothing instead"
     transformed = TransformerManager().transform_cell(re.sub(OWN_MAGICS, "", cell.source))

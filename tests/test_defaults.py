@@ -88,7 +88,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ("03_ddp", "*buckets* of about 25 MiB (the first one is smaller)", (1, 25), buckets),
     ("04_model_parallel", "# by default, an error", True, lambda: option(nn.Module.load_state_dict, "strict")),
     ("05_pipeline", "With the default, stage 0's gradient is off", True, lambda: option(ScheduleGPipe, "scale_grads")),
-    ("05_pipeline", "by default `fully_shard` frees them after every forward pass", True, lambda: alone(resharded)),
+    ("07_sharding", "by default `fully_shard` frees them after every forward pass", True, lambda: alone(resharded)),
     ("07_sharding", "The default corresponds to [ZeRO-3]", True, lambda: alone(resharded)),
     ("08_inside_a_layer", "It all-gathers by default", "ALL_GATHER", lambda: _attention._cp_options.rotate_method.name),
     ("09_scaling", "packs gradients into buckets of 25 MiB", (1, 25), buckets),

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 07: FSDP by hand, with the library, with adapters, over nodes."""
+"""Tests of the programs in notebook 07: FSDP by hand, by the library, weighted by tokens, over nodes."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import math
@@ -7,7 +7,9 @@ from copy import deepcopy
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from checks.helpers import COLLECTIVES, close, gathered, gradients, ratio, require_gradients, watch
 from mpdemo.world.collectives import whole
@@ -43,12 +45,12 @@ def require_sharded(model):
 
 
 def used(model, optimizer, *args):
-    """Return the gradients that a step with SGD has used: what it subtracts from the weights, over the rate."""
+    """Return what a step returns and the gradients it has used: what SGD subtracts from the weights, over the rate."""
     before = [whole(parameter.detach()).clone() for parameter in model.parameters()]
-    train_step(model, optimizer, *args)
+    said = train_step(model, optimizer, *args)
     optimizer.zero_grad()
     after = [whole(parameter.detach()) for parameter in model.parameters()]
-    return [(old - new) / optimizer.param_groups[0]["lr"] for old, new in zip(before, after, strict=True)]
+    return said, [(old - new) / optimizer.param_groups[0]["lr"] for old, new in zip(before, after, strict=True)]
 
 
 def gradients_of(model, x, y):
@@ -63,7 +65,7 @@ def test_07_2(rank, n):
     right = gradients_of(single, x, y)
     firsts = [tensor.unflatten(0, (n, 2, -1))[:, 0].flatten(0, 1) for tensor in (x, y)]  # of each rank
     optimizer = prepare(model, init_device_mesh("cpu", (n,)))
-    own = used(model, optimizer, parts, 1000.0)
+    _, own = used(model, optimizer, parts, 1000.0)
     still = "After a step some weights haven't changed: does the optimizer hold the model's tensors of now?"
     assert all(gradient.any() for gradient in own), still
     require_sharded(model)
@@ -72,46 +74,71 @@ def test_07_2(rank, n):
     require_gradients(own, right, "Of two microbatches")
     single.load_state_dict({name: whole(value.detach()) for name, value in model.named_parameters()})
     limit = 0.1
-    own, right = used(model, optimizer, parts, limit), gradients_of(single, x, y)
+    (_, own), right = used(model, optimizer, parts, limit), gradients_of(single, x, y)
     norm = torch.cat([gradient.flatten() for gradient in own]).norm().item()
     assert close(norm, limit), f"Clipped to {limit}, all gradients together have the norm {norm:.3f}: of what is it?"
     times = limit / torch.cat([gradient.flatten() for gradient in right]).norm()
     require_gradients(own, [times * gradient for gradient in right], "After clipping")
 
 
+TARGETS = torch.tensor([[7, 1], [2, 3]])  # of each rank's two microbatches, which have 8 places; the rest is padding
+UNEQUAL = {  # what a microbatch's losses count, times any number
+    "a mean of the microbatches' means: one target among 7 counts less than a lone one": 1 / TARGETS,
+    "a mean of the ranks' means: a target of rank 0, which has 8, counts less than one of rank 1, which has 5": (
+        1 / TARGETS.sum(1, keepdim=True)
+    ),
+    "of the last microbatch only": torch.tensor([0, 1]),
+}
+FACTORS = {  # how many times one device's gradients
+    1 / 2: "both libraries average the gradients over the ranks",
+    13 / 32: "padding is counted",
+    13 / 4: "only the last microbatch's targets are counted",
+    13 / 2: "they are never divided by the number of targets",
+    13: "they are never divided by the number of targets",
+}
+
+
 def test_07_3(rank, n):
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)
-    single = deepcopy(model).requires_grad_(False)
-    torch.manual_seed(1)
-    for layer in single:
-        add_adapter(layer)
-    first = {name: value.detach().clone() for name, value in single.named_parameters()}
-    train(single, torch.optim.SGD([p for p in single.parameters() if p.requires_grad], lr=0.1), x)
-    torch.manual_seed(1)
-    train(model, prepare(model, init_device_mesh("cpu", (n,))), x.chunk(n)[rank])
-    own = {name: whole(value.detach()) for name, value in model.named_parameters()}
-    assert own.keys() == first.keys(), f"The model has the parameters {', '.join(own)}; expected: {', '.join(first)}."
-    adapters = [name for name in own if name.endswith((".a", ".b"))]
-    moved = [name for name in own if name not in adapters and not torch.equal(own[name], first[name])]
-    assert not moved, f"A weight of the frozen model has changed: {moved[0]}."
-    still = all(torch.equal(own[name], first[name]) for name in adapters)
-    assert not still, "The adapters haven't changed: does the optimizer hold the model's tensors of now?"
-    other = gathered([own[name].tolist() for name in adapters])
-    apart = "Rank 0's adapters differ from rank 1's after three steps: nothing averages their gradients."
-    assert other[0] == other[1], apart
-    right = dict(single.named_parameters())
-    close_enough = all(torch.allclose(own[name], right[name], atol=1e-5) for name in adapters)
-    assert close_enough, "After three steps, the adapters aren't a single device's."
-    assert isinstance(model, FSDPModule), "Nothing is sharded: every rank still has the whole model."
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    tokens, targets = torch.randint(0, 5, (2, n, 2, 2, 4))
+    for count, row in zip(TARGETS.flatten().tolist(), targets.view(2 * n, -1), strict=True):
+        row[count:] = -100
+    losses = cross_entropy(model(tokens).movedim(-1, 1), targets, reduction="none").sum((-1, -2))
+    one, here = (losses.sum() / 13).item(), (losses[rank].sum() / TARGETS[rank].sum()).item()
+    for name, wrap in {"fully_shard": shard_all, "DDP": DistributedDataParallel}.items():
+        wrapped = wrap(deepcopy(model))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        loss, own = used(wrapped, optimizer, (part for part in zip(tokens[rank], targets[rank], strict=True)))
+        assert any(gradient.any() for gradient in own), f"With {name} no weight has changed after the step."
+        require_weighted(own, model, losses, name)
+        told = f"With {name} rank {rank} returns the loss {float(loss):.3f}; one device's is {one:.3f}."
+        told += " It's the mean of this rank's own targets." * close(float(loss), here)
+        assert close(float(loss), one, 1e-4), told
 
 
-def train(model, optimizer, x):
-    """Do three steps."""
-    for _ in range(3):
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def require_weighted(own, model, losses, name):
+    """Require the gradients of the mean over all targets; `losses` are the sums of each rank's microbatches."""
+
+    def gradients_of(weights):
+        return torch.autograd.grad((losses * weights).sum(), [*model.parameters()], retain_graph=True)
+
+    for kind, weights in UNEQUAL.items():
+        assert math.isnan(ratio(own, gradients_of(weights))), f"With {name} the gradient is {kind}."
+    right = gradients_of(1 / 13)
+    halves = [ratio(*([g.chunk(2)[half] for g in gradients] for gradients in (own, right))) for half in (0, 1)]
+    told = f"With {name} each rank scales its own rows by another number: do all ranks divide by the same?"
+    assert not math.isnan(times := ratio(own, right)) or any(map(math.isnan, halves)), told
+    why = next((why for factor, why in FACTORS.items() if close(times, factor)), "")
+    assert not why, f"With {name} the gradients are {times:.2f} times one device's: {why}."
+    require_gradients(own, right, f"With {name}")
+
+
+def shard_all(model):
+    """Shard each layer, then the model."""
+    for layer in (*model, model):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+    return model
 
 
 def test_07_4(rank, n):
