@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 TAG = "nbval-ignore-output"
 NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
 KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
-MOST_LINES = 19  # of a code cell
+MOST_LINES, OF_A_SOLUTION = 19, 45  # of a code cell; a solution may be a whole class
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
 OWN_MAGICS = r"\A%%(task|ranks)\b.*\n"  # these name what was wrong, in the cell's output
@@ -38,8 +38,9 @@ BANNED = {
 def lint(notebook, folder) -> list:
     """Return what is wrong with a notebook that lies in `folder`, a sentence each."""
     problems = list(_whole(notebook))
+    most = OF_A_SOLUTION if Path(folder).name == "solutions" else MOST_LINES
     for number, cell in enumerate(notebook.cells):
-        said = _code(cell) if cell.cell_type == "code" else _links(cell, Path(folder))
+        said = _code(cell, most) if cell.cell_type == "code" else _links(cell, Path(folder))
         problems += [f"cell {number} ({cell.get('id')}): {problem}" for problem in said]
     return problems
 
@@ -115,12 +116,12 @@ def _has_picture(cell) -> bool:
     return shown or (cell.cell_type == "markdown" and bool(re.search(r"!\[|```mermaid", cell.source)))
 
 
-def _code(cell):
+def _code(cell, most):
     lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
-    if len(lines) > MOST_LINES:
-        yield f"has {len(lines)} lines; at most {MOST_LINES}"
+    if len(lines) > most:
+        yield f"has {len(lines)} lines; at most {most}"
     if cell.source.rstrip().endswith(";"):
         yield "ends with ';', which hides an output; display nothing instead"
     transformed = TransformerManager().transform_cell(re.sub(OWN_MAGICS, "", cell.source))
