@@ -14,6 +14,7 @@ NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its
 KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
 MOST_OF_AN_ANSWER = 30  # lines of a program that a reader writes
+MOST_OF_A_SOLUTION = 45  # which may be a whole class
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
 MOST_WORDS = 20  # of an objective
@@ -42,7 +43,7 @@ def lint(notebook, folder) -> list:
     """Return what is wrong with a notebook that lies in `folder`, a sentence each."""
     problems = list(_whole(notebook))
     for number, cell in enumerate(notebook.cells):
-        said = _code(cell) if cell.cell_type == "code" else _links(cell, Path(folder))
+        said = _code(cell, Path(folder).name == "solutions") if cell.cell_type == "code" else _links(cell, Path(folder))
         problems += [f"cell {number} ({cell.get('id')}): {problem}" for problem in said]
     return problems
 
@@ -138,11 +139,12 @@ def _has_picture(cell) -> bool:
     return shown or (cell.cell_type == "markdown" and bool(re.search(r"!\[|```mermaid", cell.source)))
 
 
-def _code(cell):
+def _code(cell, solved):
     lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
     most = MOST_OF_AN_ANSWER if cell.source.startswith("%%task") else MOST_LINES
+    most = MOST_OF_A_SOLUTION if solved else most
     if len(lines) > most:
         yield f"has {len(lines)} lines; at most {most}"
     if cell.source.rstrip().endswith(";"):

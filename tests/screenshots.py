@@ -24,11 +24,11 @@ from test_notebook_browser import OUTPUT, WAIT, open_notebook
 from mpdemo.paths import root
 
 PICTURES = {  # the notebook, its cells, and what an output says when the picture is taken
-    "exercise": ("03_ddp", ("turn-03-3", "answer-03-3"), "still waits"),
+    "exercise": ("03_ddp", ("turn-03-11", "answer-03-11"), "has sample 0"),
     "live": ("01_single_device", ("story-job",), r"/step 2\d of/"),
 }
 SETUP = "from mpdemo.notebook.course import check, run"
-TO_DELETE = "...  # delete this line when you have repaired the program\n"  # whoever deletes only this gets a verdict
+TO_DELETE = "...  # delete this line when each sample is read once\n"  # whoever deletes only this gets a verdict
 IDLE = "text=Python 3 (ipykernel) | Idle"
 MARGIN = 2  # pixels of the page
 SCALE = 1.5  # pixels of the picture for each of the page

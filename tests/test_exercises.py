@@ -204,8 +204,8 @@ def test_a_right_answer_may_be_written_otherwise(number, index, solutions, tmp_p
 
 def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
     (path := tmp_path / "answer.py").write_text("x = 1\n")
-    assert "defines no report" in verdict("03.1", path)[1]
-    path.write_text("import os\nos.write(2, b'\\xff\\n')\n\n\ndef report(loss, rank, world_size):\n    os._exit(1)\n")
+    assert "defines no MyDDP" in verdict("03.1", path)[1]
+    path.write_text("import os\nos.write(2, b'\\xff\\n')\n\n\ndef MyDDP(module, bucket_bytes):\n    os._exit(1)\n")
     state, message = verdict("03.1", path)
     assert state == "wrong" and re.search(r"Rank \d failed", message), message  # the first that was seen to be gone
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
         raise UserError("the ranks did not start; run this cell again")
 
     monkeypatch.setattr(ranks, "run_program", no_start)
-    (path := tmp_path / "answer.py").write_text("def report(loss, rank, world_size):\n    return loss\n")
+    (path := tmp_path / "answer.py").write_text("def MyDDP(module, bucket_bytes):\n    return module\n")
     state, message = verdict("03.1", path)
     assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))

@@ -92,6 +92,16 @@ def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_
     assert waits(step, 1) == [("exposed", None, 21, 22)]
 
 
+def test_all_reduces_that_two_threads_begin_in_another_order_than_asked_are_told_apart_by_their_sizes(written):
+    def rank(first, second):
+        small = gloo("allreduce_", first, 30, [4], ask=1, **{"Input Dims": [[[4]], []]})
+        large = gloo("allreduce_", second, 29, [64], ask=2, thread=8, **{"Input Dims": [[[64]], []]})
+        return [span("ProfilerStep#1", 0, 40, "user_annotation"), *small, *large]
+
+    step = traces.read(written(rank(3, 4), rank(20, 5)))
+    assert {row["bytes"]: row["moves"] for row in step["events"]} == {8: 0.02, 128: 0.005}
+
+
 def test_of_several_steps_the_one_of_median_length_is_shown_and_with_memory_none_at_an_end(written):
     def rows(*more):
         steps = [(0, 10), (20, 24), (30, 36), (40, 48)]

@@ -244,11 +244,11 @@ def transfers_of(trace):
 
 
 def by_gloo(spans):
-    """Yield (time asked, span, about) of gloo's transfers: its threads take up in order what c10d was asked for."""
+    """Yield (time asked, span, about) of gloo's transfers: its threads take up what c10d was asked for."""
     for what in (r"(?!send|recv)", "send", "recv"):
         asked = [span for span in spans if re.match(rf"c10d::{what}", span.name)]
         carried = [span for span in spans if re.match(rf"gloo:{what}", span.name)]
-        for ask, span in zip(asked if len(asked) == len(carried) else carried, carried, strict=True):
+        for ask, span in paired(asked, carried) if len(asked) == len(carried) else zip(carried, carried, strict=True):
             numbers = [number for dims in (ask, span) for number in sizes(dims.args.get("Input Dims", []))]
             kind = next(iter(span.args.get("Input type", [])), "")
             inputs = ask.args.get("Concrete Inputs", [])
@@ -257,6 +257,17 @@ def by_gloo(spans):
             if what in MESSAGE:
                 span = span._replace(start=ask.start)  # gloo's span may begin after its bytes have left
             yield ask.start, span, about
+
+
+def paired(asked, carried):
+    """Yield what c10d was asked for with what carried it: of neighbours, a thread may begin the second one earlier."""
+    left = list(carried)
+    for ask in asked:
+        dims = ask.args.get("Input Dims") if "allreduce" in ask.name else None
+        alike = (span for span in left if dims and sizes(span.args.get("Input Dims", [])) == sizes(dims))
+        span = next(alike, left[0])
+        left.remove(span)
+        yield ask, span
 
 
 def by_nccl(spans):
