@@ -95,7 +95,9 @@ def test_04_2(rank, n):
         waiting = f"While rank {rank} waits for the gradient, autograd still holds {max(held, default=0)} tensors"
         assert rank == n - 1 or not any(held), f"{waiting} of its forward pass."
         own = gradients(model[rank])
-        other = f"Rank {rank} has the right gradients without dropout, and wrong ones with it: which mask did each pass draw?"
+        other = (
+            f"Without dropout rank {rank}'s gradients are right, with it they aren't: which mask did each pass draw?"
+        )
         assert not dropout or None in own or close(ratio(own, right), 1, 1e-3), other
         require_each(model[rank], own, right, rank)
 
