@@ -109,21 +109,22 @@ def ready_made(*args, **kwargs):
 @contextmanager
 def holding(program):
     """Yield a list of how many tensors autograd holds whenever the reader's program begins to receive."""
-    held, counts, receive = weakref.WeakSet(), [], dist.recv
+    held, counts, receives = weakref.WeakSet(), [], (dist.recv, dist.irecv)
 
     class Held:
         def __init__(self, tensor):
             self.tensor = tensor
             held.add(self)
 
-    def recv(*args, **kwargs):
-        counts.append(len(held))
-        return receive(*args, **kwargs)
+    def counted(receive):
+        return lambda *args, **kwargs: (counts.append(len(held)), receive(*args, **kwargs))[1]
 
-    substitute(program, dist, "recv", recv)
+    for receive in receives:
+        substitute(program, dist, receive.__name__, counted(receive))
     with saved_tensors_hooks(Held, lambda kept: kept.tensor):
         yield counts
-    substitute(program, dist, "recv", receive)
+    for receive in receives:
+        substitute(program, dist, receive.__name__, receive)
 
 
 def test_04_3(rank, n):
