@@ -27,6 +27,7 @@ def shown():
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
     yield layer_pictures.columns_then_rows()
+    yield layer_pictures.held({"one device": [{"MLP": 2**21}] * 2, "1F1B": [{"MLP": 2**20}, {"MLP": 2**19}]})
     jobs = [{"steps": [0, 7], "losses": [(5, 4.7)], "why": "node lost"}, {"steps": [5, 10], "losses": [(10, 3.8)]}]
     yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
     yield from map(plots.where, METHODS)

@@ -95,7 +95,9 @@ def test_04_2(rank, n):
         waiting = f"While rank {rank} waits for the gradient, autograd still holds {max(held, default=0)} tensors"
         assert rank == n - 1 or not any(held), f"{waiting} of its forward pass."
         own = gradients(model[rank])
-        other = f"Rank {rank} has right gradients without dropout, wrong ones with it: which mask did each pass draw?"
+        other = (
+            f"Without dropout rank {rank}'s gradients are right, with it they aren't: which mask did each pass draw?"
+        )
         assert not dropout or None in own or close(ratio(own, right), 1, 1e-3), other
         require_each(model[rank], own, right, rank)
 
@@ -107,21 +109,22 @@ def ready_made(*args, **kwargs):
 @contextmanager
 def holding(program):
     """Yield a list of how many tensors autograd holds whenever the reader's program begins to receive."""
-    held, counts, receive = weakref.WeakSet(), [], dist.recv
+    held, counts, receives = weakref.WeakSet(), [], (dist.recv, dist.irecv)
 
     class Held:
         def __init__(self, tensor):
             self.tensor = tensor
             held.add(self)
 
-    def recv(*args, **kwargs):
-        counts.append(len(held))
-        return receive(*args, **kwargs)
+    def counted(receive):
+        return lambda *args, **kwargs: (counts.append(len(held)), receive(*args, **kwargs))[1]
 
-    substitute(program, dist, "recv", recv)
+    for receive in receives:
+        substitute(program, dist, receive.__name__, counted(receive))
     with saved_tensors_hooks(Held, lambda kept: kept.tensor):
         yield counts
-    substitute(program, dist, "recv", receive)
+    for receive in receives:
+        substitute(program, dist, receive.__name__, receive)
 
 
 def test_04_3(rank, n):

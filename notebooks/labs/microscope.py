@@ -234,7 +234,7 @@ WAYS = {  # name -> what prepares it
     "FSDP": fsdp,
     "tensor parallel": tensor,
     "sequence parallel": partial(sequence, qkv=GATHERED, up=GATHERED),
-    "sequence parallel, gathered again": gathering_again,
+    "gathered again": gathering_again,
     "context parallel": context,
 }
 
