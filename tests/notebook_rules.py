@@ -13,17 +13,20 @@ TAG = "nbval-ignore-output"
 NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
 KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
+MOST_OF_AN_ANSWER = 30  # lines of a program that a reader writes
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
+MOST_WORDS = 20  # of an objective
 OWN_MAGICS = r"\A%%(task|ranks)\b.*\n"  # these name what was wrong, in the cell's output
 MACHINE = re.compile(r"/(home|Users)/\w|/(root|tmp|work|farm|scratch)/|\b0x[0-9a-f]{6,}")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r"ms|s|seconds|KiB|MiB|GiB|kB|MB|GB|times"
 PAIR = rf"(?:,?\s(?:and|or|to|of the|instead of)\s{NUMBER})?"  # "28 of the 44.6 MiB" are two numbers
 MEASURED = re.compile(rf"(?<![\w.,])({NUMBER})(?={PAIR}[\s-]({UNIT})\b)")
-PLAN = re.compile(r"\bPlan (?:about )?(\d+ minutes|an hour and a half|an hour|two hours)\b")
+PLAN = re.compile(r"\bPlan\s+(?:about\s+)?(\d+\s+minutes|an\s+hour\s+and\s+a\s+half|an\s+hour|two\s+hours)\b")
 IN_WORDS = {"an hour": 60, "an hour and a half": 90, "two hours": 120}
 FENCED = re.compile(r"```.*?```", re.S)
+TOLD = re.compile(r"\d|\b(both|half|two|three|four)\b")  # a number, as a diagram may say it, too
 DO = "write what a cell shows, or list the number with its source in tests/numbers.toml"
 BANNED = {
     r"\b(clear_output|update_display)\b": "nbval cannot compare it; display once, or use `await follow(job)`",
@@ -65,13 +68,33 @@ def unsourced(notebook, listed):
         yield f"says {number} nowhere any more: delete its line in tests/numbers.toml"
 
 
+def undescribed(notebook, number):
+    """Yield what is missing in the metadata that the documents are made from, or wrong; `number` is the notebook's."""
+    about = notebook.metadata.get("mpdemo", {})
+    if missing := {"objectives", "prerequisites", "scripts", "minutes", "seconds"} - set(about):
+        yield f"its metadata lacks {', '.join(sorted(missing))} under 'mpdemo': see tests/documents.py"
+        return
+    if not 2 <= len(about.objectives) <= 4:
+        yield f"its metadata has {len(about.objectives)} objectives; 2 to 4"
+    for said in about.objectives:
+        if said[:1].isupper() or said.endswith(".") or len(said.split()) > MOST_WORDS:
+            yield f"the objective {said!r} doesn't complete 'After this notebook you can ...' in {MOST_WORDS} words"
+    if late := [before for before in about.prerequisites if before >= number]:
+        yield f"builds on {', '.join(late)}, which comes later"
+
+
 def misplanned(notebook, minutes):
     """Yield a sentence if the opening plans another time than `minutes`, which it may round to five."""
-    plans = PLAN.findall(" ".join(notebook.cells[0].source.split()))
+    plans = [" ".join(plan.split()) for plan in PLAN.findall(notebook.cells[0].source)]
     planned = [IN_WORDS.get(plan) or int(plan.split()[0]) for plan in plans]
     if len(planned) != 1 or abs(planned[0] - minutes) > 2:
         said = " and ".join(plans) or "no time"
-        yield f"its opening plans {said}, and notebooks/for_trainers.md says {minutes} min: say that, rounded to five"
+        yield f"its opening plans {said}, and its metadata says {minutes} min: run python tests/documents.py"
+
+
+def replanned(source, minutes) -> str:
+    """Return an opening that plans `minutes`, rounded to five."""
+    return PLAN.sub(lambda plan: plan[0].replace(plan[1], f"{5 * round(minutes / 5)} minutes"), source)
 
 
 def _shown(cell) -> str:
@@ -119,8 +142,9 @@ def _code(cell):
     lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
-    if len(lines) > MOST_LINES:
-        yield f"has {len(lines)} lines; at most {MOST_LINES}"
+    most = MOST_OF_AN_ANSWER if cell.source.startswith("%%task") else MOST_LINES
+    if len(lines) > most:
+        yield f"has {len(lines)} lines; at most {most}"
     if cell.source.rstrip().endswith(";"):
         yield "ends with ';', which hides an output; display nothing instead"
     transformed = TransformerManager().transform_cell(re.sub(OWN_MAGICS, "", cell.source))
@@ -144,6 +168,10 @@ def _output(output):
     words = [output.get("text", ""), output.get("evalue", "")]
     words += [data.get(f"text/{form}", "") for form in ("plain", "html", "markdown")]
     yield from _text(" ".join(words), [line for text in shown for line in text.splitlines()])
+    alts = re.findall(r"<img\b(?:[^>]*? alt=\"([^\"]*)\")?", data.get("text/html", ""))
+    for alt in alts + [output.get("metadata", {}).get("image/png", {}).get("alt", "")] * ("image/png" in data):
+        if not TOLD.search(alt):
+            yield f"has a picture whose alt text tells no number: {alt!r}"
     if "application/vnd.jupyter.widget-view+json" in data:
         yield "saved a widget, which shows nothing without the kernel"
     if output.get("name") == "stderr":

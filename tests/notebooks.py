@@ -31,7 +31,9 @@ from nbclient.exceptions import CellExecutionError
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from notebook_rules import NIGHT, TAG, lint, misplanned, tags, unsourced
+import documents
+from documents import text_of
+from notebook_rules import NIGHT, TAG, lint, misplanned, tags, undescribed, unsourced
 from project import environment, fresh_copy
 
 from mpdemo.cluster import Cluster
@@ -44,7 +46,6 @@ ON_TWO_NODES = ("03", "06", "10")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = "--rung single --recipe course"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
-TRAINERS = root() / "notebooks" / "for_trainers.md"  # has a table of how long each notebook takes
 SKIP = "nbval-skip"  # nbval's own tag
 SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
 LANGUAGE = IPythonKernel.language_info
@@ -61,13 +62,14 @@ def notebooks(prefixes=()) -> list:
 def normalise(notebook):
     """Bring a notebook into the form in which it is committed; return it.
 
-    No metadata but tags and what JupyterLab writes about the kernel, so that opening and saving a notebook changes
-    nothing; of that, the version of Python stays that of the last refresh. Streams are merged as a terminal would show
-    them; cells are counted from 1.
+    No metadata but tags, what the documents are made from, and what JupyterLab writes about the kernel, so that opening
+    and saving a notebook changes nothing; of the latter, the version of Python stays that of the last refresh. Streams
+    are merged as a terminal would show them; cells are counted from 1.
     """
+    about = {key: notebook.metadata[key] for key in ("mpdemo",) if key in notebook.metadata}
     version = notebook.metadata.get("language_info", {}).get("version", LANGUAGE["version"])
     language = LANGUAGE | {"version": version}
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": language})
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": language} | about)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     count = 0
     for cell in notebook.cells:
@@ -87,11 +89,6 @@ def _normal_output(output, count):
         kept = {key: value for key, value in output.metadata.get("image/png", {}).items() if key in ("alt", "width")}
         output.metadata = nbformat.from_dict({"image/png": kept} if kept else {})
     return output
-
-
-def text_of(notebook) -> str:
-    """Return the file's text."""
-    return nbformat.writes(notebook) + "\n"
 
 
 def sanitised(text) -> str:
@@ -133,9 +130,12 @@ def refresh(path, ladder, everything=False) -> str:
         options = {"record_timing": False, "store_widget_state": False}
         client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
         with slurm_of(path) as slurm:
+            begin = time.monotonic()
             client.execute(env=environment(folder, NBVAL="1", **slurm))
         for run_folder in (run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)):
             shutil.copytree(run_folder, Path(ladder, run_folder.name), dirs_exist_ok=True)
+        if "mpdemo" in fresh.metadata:
+            fresh.metadata.mpdemo.seconds = round(time.monotonic() - begin)
     normalise(fresh)
     if not everything and compared(saved) == compared(fresh):
         fresh = normalise(saved)
@@ -186,8 +186,9 @@ def check(path) -> list:
     problems = lint(notebook, path.parent)
     if path.parent.name != "solutions":
         problems += unsourced(notebook, SOURCES.get(path.name[:2], {}))
-        if row := re.search(rf"^\| \[{path.stem}\].* (\d+) min \|", TRAINERS.read_text(), re.M):
-            problems += misplanned(notebook, int(row[1]))
+        missing = list(undescribed(notebook, path.name[:2]))
+        problems += missing or documents.mistimed(notebook, path.name[:2])
+        problems += missing or misplanned(notebook, notebook.metadata.mpdemo.minutes)
     if text_of(normalise(notebook)) != path.read_text():
         problems.append(f"is not in normal form; run: python tests/notebooks.py {path.stem}")
     return [f"{path.name}: {said}" for said in problems]
@@ -209,6 +210,8 @@ def main() -> int:
                     begin = time.monotonic()
                     said = refresh(path, ladder, args.all)
                     print(f"{path.name}: {said}, {time.monotonic() - begin:.0f} s", flush=True)
+                    if path.parent.name == "notebooks":
+                        documents.main([path])
                 problems = check(path)
             except CellExecutionError as error:
                 problems = [f"{path.name}: not saved, a cell failed:\n{error}"]

@@ -5,14 +5,13 @@ import re
 import runpy
 import shlex
 import tomllib
-from collections import Counter
 
+import documents
 import nbformat
 import pytest
 from project import files
 
 from mpdemo.__main__ import COMMANDS
-from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
 
@@ -59,22 +58,40 @@ def test_no_word_too_much():
     assert not problems, "\n".join(problems)
 
 
-def test_trainers_are_told_how_many_exercises_a_notebook_has_and_how_long_it_takes():
-    row = r"^\| \[(\w+)\]\(\S+\) \| (\d+) \| (\d+) min \| \d+ s \|$"
-    rows = re.findall(row, text("notebooks/for_trainers.md"), re.M)
-    count = Counter(number[:2] for number in exercises())
-    assert {name[:2]: int(exercise) for name, exercise, _ in rows} == count
-    for name, _, minutes in rows:
-        cells, each = nbformat.reads(text(f"notebooks/{name}.ipynb"), as_version=4).cells, 20 if name[:2] == "14" else 8
-        wanted = working_time(cells, count[name[:2]], each)
-        assert int(minutes) == pytest.approx(wanted, rel=0.1), f"{name}: {wanted:.0f} min"
+def test_the_pages_say_what_the_notebooks_say_of_themselves():
+    stale = [path.name for path, page in documents.pages().items() if path.read_text() != page]
+    assert not stale, f"run python tests/documents.py: {stale}"
+    assert (
+        len(re.findall(r"^\| \[\d\d_\w+\]\(\S+\) \| \d+ \| \d+ min \| \d+ s \|$", documents.TRAINERS.read_text(), re.M))
+        == 15
+    )
 
 
-def working_time(cells, exercises, each) -> float:
-    """Return minutes for a notebook, by the rule that the page for trainers states."""
-    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
-    lines = sum(bool(line.strip()) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines())
-    return each * exercises + words / 150 + lines * 4 / 60
+def test_no_notebook_comes_before_what_it_builds_on():
+    needs = {
+        path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.prerequisites for path in documents.notebooks()
+    }
+    for plan in ("Two days", "Four days"):
+        names = re.findall(
+            r"\((\w+)\.ipynb\)", text("notebooks/for_trainers.md").partition(f"## {plan}")[2].partition("##")[0]
+        )
+        assert len(names) > 7
+        for position, name in enumerate(names):
+            assert set(needs[name]) <= {earlier[:2] for earlier in names[:position]}, f"{plan}: {name}"
+
+
+def test_trainers_are_sent_to_sections_that_exist():
+    """They are named as `03, *A section*`, or by a line that begins with the notebook's number."""
+    page, numbers = (
+        text("notebooks/for_trainers.md").partition("## What learners believe")[2].partition("## During")[0],
+        set(),
+    )
+    for line in re.split(r"^- ", page, flags=re.M)[1:]:
+        for number, title in re.findall(r"(\d\d)(?:[^*\d]|\d(?!\d[,:]))*?\*([^*]+)\*", line):
+            (file,) = (file for file in NOTEBOOKS if file.name.startswith(number))
+            assert re.search(rf"## \d+\. {re.escape(' '.join(title.split()))}\\n", text(file)), f"{number}: {title}"
+            numbers.add(number)
+    assert len(numbers) == 14
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)

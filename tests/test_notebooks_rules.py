@@ -4,15 +4,18 @@ import copy
 import re
 from pathlib import Path
 
+import documents
 import nbformat
 import screenshots
-from notebook_rules import lint, misplanned, unsourced
+from notebook_rules import lint, misplanned, replanned, undescribed, unsourced
 from PIL import Image
 
 import notebooks
+from mpdemo.notebook.check import exercises
 
 v4 = nbformat.v4
 PNG = {"text/plain": "a picture", "image/png": "iVBORw0KGgo="}
+ALT = {"image/png": {"alt": "loss from 3.1 to 0.2"}}
 
 
 def code(source, outputs=(), *, tags=(), count=None, **metadata):
@@ -31,7 +34,7 @@ ERROR = v4.new_output("error", ename="KeyError", evalue="3", traceback=["KeyErro
 
 def notebook(*cells):
     """A notebook in order, with some cells more at the end; cells without a count are counted on."""
-    picture = v4.new_output("execute_result", data=PNG, execution_count=1)
+    picture = v4.new_output("execute_result", data=PNG, metadata=ALT, execution_count=1)
     first = [v4.new_markdown_cell("# A title\n\nThe goal."), code("picture", [picture]), code("assert True")]
     whole = v4.new_notebook(cells=[*first, *cells])
     ran = [cell for cell in whole.cells if cell.cell_type == "code"]
@@ -53,6 +56,7 @@ def with_twins():
 WIDGET = v4.new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})
 GOOD = [
     code("x = 7 % 3 != 2"),
+    code("p", out(text_html='<img alt="DDP: 60 ms" src="..."><img data-still alt="whole on both ranks">')),
     v4.new_markdown_cell("[the loop](../mpdemo/errors.py) and [a page](https://pytorch.org)"),
 ]
 WHOLE = [  # a notebook, and what is wrong with it
@@ -86,6 +90,9 @@ CELLS = [  # a cell, and what is wrong with it
     (code("f", [stream("<f at 0x7f32a1b0>")]), "names a path or an address of one machine: '0x7f32a1b0'"),
     (code("f", out(text_html="<script src='https://cdn'>")), "runs a script or loads from elsewhere"),
     (code("f", [stream("x" * 300_001)]), "more than 300 kB"),
+    (code("p", out(**{name.replace("/", "_"): data for name, data in PNG.items()})), "tells no number: ''"),
+    (code("p", out(text_html="<img src='data:image/png;...'>")), "tells no number: ''"),
+    (code("p", out(text_html='<img width="7" alt="DDP waits" src="data:image/png;...">')), "no number: 'DDP waits'"),
     (v4.new_markdown_cell("see /tmp/me"), "names a path or an address of one machine: '/tmp/'"),
     (v4.new_markdown_cell("[gone](99_gone.ipynb)"), "links to 99_gone.ipynb, which is not there"),
     (v4.new_markdown_cell("![logo](https://example.org/a.png)"), "loads a picture from elsewhere"),
@@ -131,14 +138,52 @@ def test_an_opening_plans_the_time_that_trainers_are_told():
     for text, minutes in wrong.items():
         (said,) = misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)
         assert f"says {minutes} min" in said
+    assert replanned("Plan\nan hour, no more.", 73) == "Plan\n75 minutes, no more."
+
+
+ABOUT = {
+    "objectives": ["split a model", "run it"],
+    "prerequisites": ["02"],
+    "scripts": [],
+    "minutes": 24,
+    "seconds": 999,
+}
+
+
+def test_a_notebook_says_what_the_pages_need_of_it():
+    wrong = [
+        ({}, []),
+        ({"objectives": ["run it"]}, ["1 objectives; 2 to 4"]),
+        ({"objectives": ["Split it", "run it."]}, ["'Split it' doesn't complete", "'run it.' doesn't complete"]),
+        ({"objectives": ["run it", " ".join(21 * ["it"])]}, ["in 20 words"]),
+        ({"prerequisites": ["02", "03"]}, ["builds on 03, which comes later"]),
+    ]
+    for change, said in wrong:
+        whole = v4.new_notebook(metadata={"mpdemo": ABOUT | change})
+        found = list(undescribed(whole, "03"))
+        assert len(found) == len(said) and all(map(str.__contains__, found, said)), found
+    (said,) = undescribed(v4.new_notebook(), "03")
+    assert said.startswith("its metadata lacks minutes, objectives, prerequisites, scripts, seconds")
+
+
+def test_the_minutes_are_those_of_the_rule_that_trainers_read():
+    whole = v4.new_notebook(cells=[v4.new_markdown_cell("word " * 300), code("x\n\n" * 15)])
+    needed = 8 * len(exercises("02")) + 2 + 1
+    assert documents.minutes(whole, "02") == needed
+    assert documents.minutes(whole, "14") == 20 * len(exercises("14")) + 2 + 1
+    for told, problems in ((needed, 0), (needed - 2, 0), (needed - 4, 1), (needed + 4, 1)):
+        whole.metadata["mpdemo"] = nbformat.from_dict({"minutes": told})
+        assert len(list(documents.mistimed(whole, "02"))) == problems
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
     messy = notebook(code("print(1)  ", [stream("a"), stream("b\n")], tags=["nbval-ignore-output"], collapsed=True))
+    messy.metadata = nbformat.from_dict({"mpdemo": {"minutes": 3}, "widgets": {}})
     before = notebooks.compared(messy)
     once = notebooks.text_of(notebooks.normalise(copy.deepcopy(messy)))
     again = notebooks.text_of(notebooks.normalise(nbformat.reads(once, as_version=4)))
-    assert once == again and "collapsed" not in once
+    assert once == again and "collapsed" not in once and "widgets" not in once
+    assert nbformat.reads(once, as_version=4).metadata.mpdemo == {"minutes": 3}
     assert notebooks.compared(nbformat.reads(once, as_version=4)) == before
     assert nbformat.reads(once, as_version=4).cells[3].outputs == [stream("ab\n")]
 
@@ -176,7 +221,8 @@ def test_a_screenshot_shows_the_cells_as_they_are():
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
-    whole.cells[1].source = "display({'text/plain': 'a picture', 'image/png': 'iVBORw0KGgo='}, raw=True)"
+    whole.cells[0].source, whole.metadata = "# A title\n\nPlan 2 minutes.", {"mpdemo": ABOUT | {"minutes": 0}}
+    whole.cells[1].source = f"display({PNG}, metadata={ALT}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
     path.parent.mkdir()
     nbformat.write(whole, path)
@@ -189,7 +235,7 @@ def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch
     monkeypatch.setattr(notebooks, "fresh_copy", copied)
     assert notebooks.refresh(path, tmp_path / "ladder") == "changed"
     saved = nbformat.read(path, as_version=4)
-    assert saved.cells[4].outputs[0].text == "2\n"
+    assert saved.cells[4].outputs[0].text == "2\n" and saved.metadata.mpdemo.seconds < 90
     assert notebooks.check(path) == []
     assert notebooks.refresh(path, tmp_path / "ladder") == "same"
     assert notebooks.refresh(path, tmp_path / "ladder", everything=True) == "changed"  # another time of day

@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, and five of its pages are read on a desk and on a phone."""
+"""The site: it is built without a warning, and six of its pages are read on a desk and on a phone."""
 
 import subprocess
 import sys
@@ -8,9 +8,10 @@ from labserver import NEEDS_CHROMIUM, chromium_page
 
 from mpdemo.paths import root
 
-PAGES = ("README", "notebooks/03_ddp", "notebooks/glossary", "api", "slurm/README")
+PAGES = ("README", "notebooks/03_ddp", "notebooks/05_pipeline", "notebooks/glossary", "api", "slurm/README")
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 TOO_WIDE = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
+READABLE = 560  # pixels of a diagram, whose box scrolls on a phone
 BROKEN = """() => [...document.images].map(image => image.complete && !image.naturalWidth ? image.src : "")
           .filter(source => source && !source.endsWith(".svg"))"""
 
@@ -27,7 +28,7 @@ def site(tmp_path_factory):
 @pytest.mark.nightly
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("size", SIZES)
-def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):
+def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):
     outside = []
     with chromium_page(*SIZES[size]) as page:
         page.on("request", lambda request: request.url.startswith(("file:", "data:")) or outside.append(request.url))
@@ -37,9 +38,12 @@ def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(sit
             assert page.evaluate(BROKEN) == [], name
             assert page.locator("img:not([alt])").count() == 0, name
         page.goto(f"file://{site}/notebooks/03_ddp.html")
-        assert page.locator("img.diagram").count() == 1 and page.locator("text=mermaid").count() == 0
+        assert page.locator(".diagram img").count() == 1 and page.locator("text=mermaid").count() == 0
         assert page.locator("a[href$='glossary.html#all-reduce']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
+        assert "you can" in page.inner_text(".admonition-title") and page.locator(".admonition li").count() >= 2
+        image = page.locator(".diagram img").bounding_box()
+        assert image["width"] >= READABLE
         page.wait_for_selector("[data-still]", state="detached")
         page.evaluate("document.body.dataset.theme = 'dark'")
         page.frames[1].wait_for_function("document.documentElement.classList.contains('dark')")

@@ -153,6 +153,8 @@ def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
     assert f"idle {timeline.idle_share(rows):.0%}" in measured.get_title(loc="left")
     assert "step 15 ms, idle 20%" in below.get_title(loc="left")
+    titles = [axes.get_title(loc="left") for axes in shown.figure.axes]
+    assert shown.metadata["image/png"]["alt"] == "; ".join(titles)
     paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
     for unit in ("s", "forward passes"):
         axes = plots.timelines({"simulated": paper}, unit=unit).figure.axes[0]

@@ -6,6 +6,7 @@
     await job                                # live
     row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
     ladder()                                 # every strategy so far
+    beside("train_single", job.output())     # this run, an H100's record, and yours
 
 The settings of ``--recipe course`` are those of `mpdemo.settings.recipe`.
 """
@@ -22,9 +23,10 @@ from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import Run
 from mpdemo.notebook.player import player
 from mpdemo.notebook.ranks import start_ranks
+from mpdemo.notebook.records import beside
 from mpdemo.notebook.show import diff, show
 
-__all__ = ["check", "diff", "ladder", "measure", "player", "run", "show", "start_ranks"]
+__all__ = ["beside", "check", "diff", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
 def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:
@@ -54,7 +56,9 @@ def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool
 
 
 async def measure(rung: str, processes: int = 2, rounds: int | None = None) -> dict[str, Any]:
-    """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
+    """Time steps of a strategy alternately with the single device's, in a job; show what came out, and return it.
+
+    Beside it stand an H100's record and your own, where they have timed it.
 
     Parameters
     ----------
@@ -76,6 +80,7 @@ async def measure(rung: str, processes: int = 2, rounds: int | None = None) -> d
     await job
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
     print(wrapped(in_words(row)))
+    display(beside(f"two_{rung}", [row]))
     return row
 
 

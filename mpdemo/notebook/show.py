@@ -24,6 +24,7 @@ DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Behind lines of a diff: they let a light and a dark page show through, and an untrusted notebook keeps them.
 # JupyterLab leaves both kinds of lines uncoloured in a fenced block.
 COLOURS = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
+SMALLER = '<div style="font-size:.9em">'  # as in a code cell: 88 columns fit beside the file browser in 1200 pixels
 MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
 
@@ -76,7 +77,7 @@ def show(
     title, text, language = find(target, name, docstrings=docstrings)
     text = textwrap.dedent(_between(text, title, *lines) if lines else text).strip("\n")
     file = title.partition(":")[0]
-    return Bundle(title, markdown=f"[{title}](../{file})\n\n```{language}\n{text}\n```")
+    return Bundle(title, markdown=f"[{title}](../{file})\n\n{SMALLER}\n\n```{language}\n{text}\n```\n\n</div>")
 
 
 def diff(

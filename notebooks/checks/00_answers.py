@@ -1,13 +1,11 @@
-"""Checks of notebook 00: a program that splits images, a function that knows its rank, two batch scripts."""
+"""Checks of notebook 00: a function that knows its rank, two batch scripts."""
 
 import re
 
 from checks.job_files import READ, TRIED, printed_by_job
-from mpdemo import ranks
 from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 
-IMAGES = 10
 OF_SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 IN_THE_SCRIPT = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
 OF_TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
@@ -18,20 +16,6 @@ CASES = {
     "In a terminal": ({"HOME": "/home"}, (0, 0, 1)),
     "In a batch script that forgot srun": (IN_THE_SCRIPT, (0, 0, 1)),
 }
-
-
-def check_00_1(path):
-    for processes in (2, 3):
-        results = ranks.run_program(path.read_text(), "", world_size=processes, group=False, per_node=2)
-        for _, _, error in results:
-            assert not error, error
-        printed, started = [text.split() for text, _, _ in results], f"Started {processes} times,"
-        for image in range(IMAGES):
-            times = sum(words.count(str(image)) for words in printed)
-            assert times == 1, f"{started} image {image} was printed {times} times."
-        sizes = [len(words) for words in printed]
-        assert sum(sizes) == IMAGES, f"{started} it printed something that is no image: {printed}."
-        assert max(sizes) - min(sizes) <= 1, f"{started} the processes had {' and '.join(map(str, sizes))} images."
 
 
 def check_00_2(who_am_i):

@@ -1,6 +1,6 @@
 """Hand a batch script to `sbatch` from a notebook, and wait for the end of its job.
 
-It goes to the Slurm in reach, else to a throw-away one of two nodes. Where none can be started, bash runs the script,
+It goes to the Slurm in reach, else to a temporary one of two nodes. Where none can be started, bash runs the script,
 with an `srun` that starts the tasks of all nodes on this machine. Taught in notebooks/00_start_here.ipynb.
 """
 
@@ -38,7 +38,7 @@ def sbatch(path, seconds=120.0) -> str:
             except (UserError, OSError):
                 print("Slurm not found: bash runs the script on this machine")
                 return stand_in(root() / path, environ, seconds)
-            print("Slurm not found: starting a throw-away one with two nodes")
+            print("Slurm not found: starting a temporary one with two nodes")
         command = ["sbatch", "--wait", path]
         how = {"env": environ, "cwd": root(), "capture_output": True, "text": True, "timeout": seconds}
         try:

@@ -1,8 +1,8 @@
-"""A picture for notebook 08: two layers of which each rank computes half."""
+"""Pictures for notebooks 04 and 08: what autograd holds, and two layers of which each rank computes half."""
 
 from matplotlib.patches import Rectangle
 
-from mpdemo.notebook.plots import style
+from mpdemo.notebook.plots import bars, style
 from mpdemo.notebook.plots.style import EDGE, paler, patches, picture
 from mpdemo.notebook.show import Bundle
 
@@ -17,6 +17,17 @@ MATRICES = [  # name, split into (columns, rows), sign after it
     ("hidden", (2, 1), "@"),
     ("down.T, by rows", (1, 2), "="),
 ]
+
+
+def held(result, *ways) -> Bundle:
+    """Draw what autograd holds by layer, as microscope.py has counted it; ranks apart where they differ."""
+    rows = {}
+    for way in ways or result:
+        ranks = result[way] if result[way][0] != result[way][1] else result[way][:1]
+        for rank, sizes in enumerate(ranks):
+            name = f"{way}, rank {rank}" if ranks[1:] else way
+            rows[name] = {layer: size / 2**20 for layer, size in sizes.items()}
+    return bars(rows, "MiB that autograd holds at the fullest moment", digits=1)
 
 
 def columns_then_rows() -> Bundle:

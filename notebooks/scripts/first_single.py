@@ -14,7 +14,7 @@ labels = torch.from_numpy(data["labels"])[:1536].long()
 train = TensorDataset(images, labels)
 
 loader = DataLoader(train, batch_size=64, shuffle=True)
-model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
+model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 for epoch in range(3):
@@ -25,4 +25,5 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
         total += loss.detach()
-    print(f"epoch {epoch}: {len(loader)} steps, loss {total.item() / len(loader):.4f}")
+    mean = total.item() / len(loader)
+    print(f"epoch {epoch}: {len(loader)} steps, loss {mean:.4f}")

@@ -1,11 +1,11 @@
-"""The course's speed figures, each beside its upper bound: what `make bench` prints, the tables of tests/README.md.
+"""The course's speed figures, each beside its upper bound: what `make bench` prints.
 
     python tests/bench/bench.py                  all of it
     python tests/bench/bench.py --only ddp       a part
 
 Every figure is a median of paired ratios (mpdemo/measure/paired.py) from runs that alternate in one call: strategies
 beside the single device, what is planned beside what is counted, training loops beside a bare one. The machine should
-be idle.
+be idle. The tables of tests/bench/README.md come from it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plan training runs whose speed others have published, and print both as the table of tests/README.md.
+"""Plan training runs whose speed others have published, and print both as the table of tests/bench/published.md.
 
     python tests/bench/published.py [part of a model's name]
     python tests/bench/published.py --choose     fit what mpdemo/predict/efficiency.py has of A100 and of several H100

@@ -29,7 +29,7 @@ from mpdemo.paths import root
 HERE = Path(__file__).parent
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.S)
 WAIT = 120_000  # ms
-FOLDERS = ("notebooks", "mpdemo", "slurm", "tests")
+FOLDERS = ("notebooks", "mpdemo", "slurm", "tests", ".github")
 
 
 def main() -> int:
@@ -76,11 +76,12 @@ def replace_diagrams(pages):
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.svg"
         (pages / "site_static" / name).write_text(picture)
         said = re.search(r"accDescr: (.*)", text)[1].replace('"', "'")
-        image = f'<img class="diagram" src="../_static/{name}" alt="{said}">'
+        image = f'<div class="diagram"><img src="../_static/{name}" alt="{said}"></div>'
         for cell in cells:
             cell.source = cell.source.replace(f"```mermaid\n{text}```", image)
     for file, notebook in notebooks.items():
         tell_pictures(notebook)
+        tell_objectives(notebook)
         nbformat.write(notebook, file)
 
 
@@ -90,6 +91,16 @@ def tell_pictures(notebook):
         for output in cell.get("outputs", []):
             if said := output.get("metadata", {}).get("image/png", {}).get("alt"):
                 cell.metadata["mystnb"] = {"image": {"alt": said}}
+
+
+def tell_objectives(notebook):
+    """Put what a reader can do afterwards, and what it takes, under a notebook's title."""
+    about = notebook.metadata.mpdemo
+    before = f", after notebook {' and '.join(about.prerequisites)}" if about.prerequisites else ""
+    said = [f"```{{admonition}} After this notebook you can ({about.minutes} minutes{before})"]
+    said += [f"- {objective}" for objective in about.objectives]
+    title, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = "\n".join([title, "", *said, "```", rest])
 
 
 def drawn(texts) -> dict:

@@ -1,8 +1,12 @@
 """Sphinx's configuration of the course's site; tests/site/build.py runs it over a copy of the project's pages."""
 
+import html
 import os
 import re
 from pathlib import Path
+
+from docutils.nodes import SkipNode
+from matplotlib.textpath import TextPath
 
 project = "Distributed PyTorch, hands on"
 author = "mpdemo"
@@ -30,6 +34,8 @@ html_static_path = ["site_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_show_sphinx = False
+html_show_copyright = False
+html_math_renderer = "drawn"
 copybutton_exclude = ".linenos, .gp, .go"
 
 # Where the code is read: an address as https://github.com/NAME/PROJECT/blob/main. Without one, code is downloaded.
@@ -44,6 +50,8 @@ PICTURE = re.compile(
     re.S,
 )
 
+SIZE = 16  # of a formula's letters, in its own units
+
 CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
     "Take home": ["notebooks/scripts/*", "notebooks/glossary", "notebooks/on_a_gpu", "notebooks/solutions/*"],
@@ -52,6 +60,8 @@ CHAPTERS = {
         "notebooks/for_trainers",
         "slurm/README",
         "tests/README",
+        "tests/soak",
+        "tests/bench/*",
         "tests/same/zoo/README",
         "CONTRIBUTING",
         "CHANGELOG",
@@ -106,8 +116,23 @@ def define_terms(app, page, source):
         source[0] = TERM.sub(r"(\1)=\n\n\2\n: \3 (\4)\n", re.sub(r"^\|( word |---).*\n", "", source[0], flags=re.M))
 
 
+def draw(writer, formula):
+    """Write a formula as a picture in the text's colour: the script that Sphinx would use comes from elsewhere."""
+    text = formula.astext().strip()
+    path = TextPath((0, 0), f"${text}$", size=SIZE)
+    box, letters = path.get_extents(), {1: "M", 2: "L", 3: "Q", 4: "C"}
+    steps = [(letters.get(code), points) for points, code in path.iter_segments(simplify=False)]
+    drawn = "".join(letter + " ".join(f"{n:.2f}" for n in points) if letter else "Z" for letter, points in steps)
+    em = f"height: {box.height / SIZE:.2f}em; vertical-align: {box.y0 / SIZE:.2f}em"
+    whole = f"{box.x0:.2f} {-box.y1:.2f} {box.width:.2f} {box.height:.2f}"
+    writer.body.append(f'<svg role="img" aria-label="{html.escape(text)}" viewBox="{whole}" style="{em}">')
+    writer.body.append(f'<path fill="currentColor" transform="scale(1 -1)" d="{drawn}"/></svg>')
+    raise SkipNode
+
+
 def setup(app):
-    """Connect what rewrites a page before it is read."""
+    """Connect what rewrites a page before it is read, and what draws formulas."""
+    app.add_html_math_renderer("drawn", (draw, None), (draw, None))
     app.connect("source-read", take_pictures)
     app.connect("source-read", define_terms)
     app.connect("source-read", point_out_of_the_site)

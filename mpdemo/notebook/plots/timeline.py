@@ -65,7 +65,8 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
 
     words = {"sharex": True, "squeeze": False, "height_ratios": heights}
     height = 1.1 + sum(heights) + 0.42 * len(heights)
-    return picture(paint, f"timelines of {', '.join(steps)}", None, 8.0, height, len(heights), **words)
+    told = "; ".join(_heading(title, rows, unit) for title, rows in steps.items())
+    return picture(paint, f"timelines of {', '.join(steps)}", told, 8.0, height, len(heights), **words)
 
 
 def ranks_of(rows) -> int:
