@@ -1,11 +1,38 @@
-"""Test of the program in notebook 06: the weights of a stage, handed from the first replica to the other."""
+"""Tests of the programs in notebook 06: a step in any grid, and the weights of a stage, handed to another replica."""
 # ruff: noqa: F821 - what the reader's program defines
+
+import math
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import mse_loss
 
-STAGES = 2
+from checks.helpers import gradients, ratio, require_gradients
+
+
+def test_06_1(rank, n):
+    """Three grids of the same ranks, whose stages all have one shape, so that a wrong group raises no error."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 4), torch.randn(8, 4)
+    for replicas in (2, 1, 4):
+        model = nn.Sequential(*[made(number) for number in range(n // replicas)])
+        replica, stage = divmod(rank, len(model))
+        part, module = [tensor.chunk(replicas)[replica].clone() for tensor in (images, labels)], deepcopy(model[stage])
+        step(module, mse_loss, *part, rank, len(model), replicas)
+        own, where = gradients(module), f"In the grid of {replicas} x {len(model)}, on rank {rank}"
+        mse_loss(model(images), labels).backward()
+        whole = [gradients(layer) for layer in model]
+        mse_loss(model(images.chunk(replicas)[replica]), labels.chunk(replicas)[replica]).backward()
+        alone = [gradients(layer) for layer in model]
+        told = f"{where} the gradients are those of its own replica's images: nothing averages the column."
+        assert replicas == 1 or math.isnan(ratio(own, alone[stage])), told
+        told = f"{where} the gradients of different stages are added up: over which ranks?"
+        for mixed in (whole, alone):
+            sums = [sum(same) for same in zip(*mixed, strict=True)]
+            assert len(model) == 1 or math.isnan(ratio(own, sums)), told
+        require_gradients(own, whole[stage], where)
 
 
 def made(seed):
@@ -17,7 +44,7 @@ def made(seed):
 def test_06_2(rank, n):
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    replica, stage = divmod(rank, STAGES)
+    replica, stage = divmod(rank, 2)
     model = made(rank)  # so ranks 0 and 1 have read the two stages, and ranks 2 and 3 have weights of their own
     hand_over(model, rows[replica], columns[stage])
     holds = [seed for seed in range(n) if torch.equal(model.weight, made(seed).weight)]
