@@ -44,10 +44,10 @@ def one_run(whole, jobs):
 
 
 def lost_time(curves, simulated, optimum, measured=None):
-    """Draw the fraction of the time that is lost against the seconds of training between two saves.
+    """Draw the seconds lost per second of progress against the seconds of progress between two saves.
 
-    `curves` (name -> {interval: fraction}) are formulas, `simulated` and `measured` {interval: fraction}, `optimum` is
-    the interval that a formula recommends.
+    `curves` (name -> {interval: lost}) are formulas, `simulated` and `measured` {interval: lost}, `optimum` is the
+    interval that a formula recommends.
     """
 
     def paint(figure, axes):
@@ -57,9 +57,9 @@ def lost_time(curves, simulated, optimum, measured=None):
         if measured:
             axes.plot(*zip(*measured.items(), strict=True), "D", color=style.VERMILLION, label="measured: real kills")
         axes.axvline(optimum, color=style.FAINT, linestyle=":", label="Young's optimum")
-        axes.set_xscale("log")
-        axes.set(xlabel="seconds of training between two saves", ylabel="fraction of the time lost", ylim=(0, 1))
-        axes.legend(ncols=2)
+        axes.set(xlabel="seconds of progress between two saves", ylabel="seconds lost per\nsecond of progress")
+        axes.set(xscale="log", yscale="log")
+        figure.legend(loc="outside upper center", ncols=3)
 
     points = ", ".join(f"{interval:.2g} s: {lost:.2f}" for interval, lost in simulated.items())
     real = "".join(f"; measured at {interval:.2g} s: {lost:.2f}" for interval, lost in (measured or {}).items())
