@@ -1,6 +1,6 @@
 """Kill a training run at random, again and again, and write down what each failure costs.
 
-    python -m mpdemo.labs.killed_training runs/10_killed             120 steps, a save after every 10, at most 6 kills
+    python -m mpdemo.labs.killed_training runs/10_killed             100 steps, a save after every 10, at most 6 kills
     python -m mpdemo.labs.killed_training runs/10_killed 400 40 60   400 steps, a save after every 40, at most 60
 
 Two ranks train over gloo and save as they go. At random times, on average every `BETWEEN` seconds, one of them gets a
@@ -30,7 +30,7 @@ from mpdemo.world.launch import end, lost_a_peer
 
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
 BETWEEN = 1.5  # s of training from one failure to the next, on average
-PATIENCE = 60.0  # s for a run without a kill
+PATIENCE = 120.0  # s for a run without a kill
 
 
 def train(rank, folder, life, steps, every):
@@ -120,7 +120,7 @@ def lives(folder, job, kills) -> list:
     return rows
 
 
-def main(out, steps=120, every=10, kills=6):
+def main(out, steps=100, every=10, kills=6):
     """Train with kills and without, and write what was measured."""
     random.seed(3)
     out, steps, every = Path(out).resolve(), int(steps), int(every)
