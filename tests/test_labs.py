@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from test_training import summary
 
 from mpdemo.errors import UserError
-from mpdemo.labs import first_job, small_files
+from mpdemo.labs import first_job
 from mpdemo.paths import root
 
 HELLO = """#!/bin/bash
@@ -57,17 +56,6 @@ def test_a_first_batch_script_runs_on_any_slurm_or_in_bash(place, tmp_path, monk
     number = first_job.sbatch("hello.sbatch")
     lines = (tmp_path / f"hello-{number}.out").read_text().splitlines()
     assert lines[0] == "once" and sorted(lines[1:]) == [f"{n}: hello" for n in range(4)]
-
-
-def test_small_files_are_measured_on_every_disk_and_removed(tmp_path, monkeypatch):
-    """What they cost beside one file is for notebook 09 to say: a busy machine may show anything."""
-    monkeypatch.setattr(small_files, "SAMPLES", 20)
-    (disk := tmp_path / "disk").mkdir()
-    small_files.main(tmp_path, disk, tmp_path)
-    rows = {(row["disk"], row["files"]): row for row in summary(tmp_path)["rows"]}
-    assert set(rows) == {(str(place), files) for place in (disk, tmp_path) for files in ("many", "one")}
-    assert all(row[what] > 0 for row in rows.values() for what in ("write", "read first", "read again"))
-    assert list(disk.iterdir()) == []
 
 
 def test_the_package_imports_no_lab():

@@ -108,7 +108,7 @@ def record(trial) -> list[dict]:
     return steps
 
 
-def record_steps(step, base=None, words=None, steps=RECORDED) -> list[dict]:
+def record_steps(step, base=None, words=None) -> list[dict]:
     """Call `step` under torch.profiler, and return its calls as `mpdemo.measure.traces.merge` does.
 
     All ranks must call this, those without a step with None. `base` is what `lasting` returns, `words` are those of the
@@ -120,7 +120,7 @@ def record_steps(step, base=None, words=None, steps=RECORDED) -> list[dict]:
         if step:
             options = {"record_shapes": True, "profile_memory": True} | (words or {})
             profiler = recording.enter_context(profile(activities=kinds, **options))
-        for _ in range(steps):
+        for _ in range(RECORDED):
             rest()
             before = delay()
             with record_function(spans.STEP):

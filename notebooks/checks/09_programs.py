@@ -1,7 +1,9 @@
-"""Test of the program in notebook 09: the first half of a ring."""
+"""Tests of the programs in notebook 09: the first half of a ring, and a stream with a shuffle buffer, resumed twice."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import math
+import pickle
+from itertools import count, islice
 
 import torch
 
@@ -24,3 +26,43 @@ def test_09_1(rank, n):
     numbers, sent = gathered(number), sum(math.prod(shape) for _, shape in sends) / 2
     assert len(set(numbers)) == n, f"The complete chunks are {numbers}: together the ranks don't have all three."
     assert sent < n, f"It's right, but a rank sends {sent:g} chunks. Two steps with one chunk each are enough."
+
+
+STOPS = 7, 16, 40  # after so many samples each rank stops
+AHEAD = 400  # more than a buffer holds
+
+
+def stream(opened):
+    """Return a new stream; `opened` notes from which sample on it is read."""
+
+    def read(first):
+        opened.append(first)
+        return count(first)
+
+    return Shuffled(read)
+
+
+def test_09_5(rank, n):
+    whole, state, opened, got = list(islice(stream([]), STOPS[-1])), None, [], []
+    both = [sample for own in gathered(whole) for sample in own]
+    twice = sorted({sample for sample in both if both.count(sample) > 1})
+    assert not twice, f"Without a stop, {len(twice)} samples come twice, such as {twice[0]}: which rank gets which?"
+    assert whole != sorted(whole), "It doesn't shuffle any more: the samples come in the stream's order."
+    for life, stop in enumerate(STOPS):
+        part, which = stream(opened), ("", "first", "second")[life]
+        if life:
+            part.load_state_dict(pickle.loads(state))
+        new, before = list(islice(part, stop - len(got))), [*got]
+        got += new
+        state = pickle.dumps(part.state_dict())
+        again = sorted({*new} & {*before})
+        late = f"and rank {rank} gets sample {min(again, default=0)} again. What does the state count from?"
+        assert not again or life < 2, f"The first resume is right. The second one goes back, {late}"
+        assert not again, f"The first resume goes back, {late}"
+        if got != whole[:stop]:
+            lost = sorted({*whole} - {*got} - {*islice(part, AHEAD)})
+            assert not lost, f"After the {which} resume, rank {rank} never gets {lost}: they were in the buffer."
+            other = f"rank {rank} gets {new[0]}, not {whole[len(before)]}"
+            raise AssertionError(f"After the {which} resume, {other}: another order.")
+    far = f"It's right, but each resume reads the stream from sample {opened[2]} on: terabytes, in a real one."
+    assert opened[2] > STOPS[1], far

@@ -1,8 +1,9 @@
-"""Check of notebook 10: a batch script that requeues its own job after its time limit, and resumes.
+"""Checks of notebook 10: what failures cost on so many GPUs, and a batch script that requeues its own job and resumes.
 
 Where a Slurm can be started, the script runs: once training, its shell is warned, and the job goes back and resumes.
 """
 
+import math
 import re
 import shutil
 
@@ -15,6 +16,45 @@ COMMAND = "work/long.py work/long"  # what the exercise trains: a slowed copy of
 EPOCHS, STEPS = 3, 24  # of the copy, and of an epoch
 SECONDS = 60.0  # limit for each of its two runs
 AGAIN = "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
+
+
+DAYS, GPUS, FAILURES = 54, 16_384, 419  # of Llama 3's training
+JOBS = (16_384, 60, 300), (1_024, 60, 600), (64, 60, 3_600)  # GPUs, s of a save, s of a restart
+
+
+def priced(gpus, cost, restart, between=1.0, two=2.0, work=0.5, again=1.0):
+    """Return interval (s) and the fraction lost; the other words are the ways in which an answer may go wrong."""
+    mean = between * DAYS * 86_400 * GPUS / FAILURES / gpus
+    interval = math.sqrt(two * cost * mean)
+    return interval, cost / interval + work * interval / mean + again * restart / mean
+
+
+MISTAKES = [  # what was done, and the message
+    ({"between": GPUS**-1}, "takes the whole cluster's time between failures for one GPU's"),
+    ({"between": 3600**-1}, "counts the time between failures in hours, and a save in seconds"),
+    ({"two": 1.0}, "leaves out the 2 under the root"),
+    ({"work": 1.0}, "loses a whole interval in each failure; on average it is half of one"),
+    ({"work": 0.0}, "leaves out the work that is done again"),
+    ({"again": 0.0}, "leaves out the restarts"),
+]
+
+
+def check_10_3(plan):
+    for job in JOBS:
+        interval, lost = plan(*job)
+        right, of_all = priced(*job), priced(GPUS, *job[1:])
+        said = f"For {job[0]:,} GPUs, saves of {job[1]} s and restarts of {job[2]} s, it"
+        same = f"{said} gives the interval of Llama 3's {GPUS:,} GPUs. Fewer GPUs fail less often."
+        assert job[0] == GPUS or not math.isclose(interval, of_all[0], rel_tol=0.03), same
+        for words, what in MISTAKES:
+            wrong = priced(*job, **words)
+            near = [math.isclose(a, b, rel_tol=0.03) for a, b in zip((interval, lost), wrong, strict=True)]
+            assert not all(near), f"{said} {what}."
+        assert math.isclose(interval, right[0], rel_tol=0.06), (
+            f"{said} saves every {interval:.0f} s, not {right[0]:.0f}."
+        )
+        assert math.isclose(lost, right[1], rel_tol=0.1), f"{said} loses {lost:.2%} of the time, not {right[1]:.2%}."
+    return f"Llama 3's job would lose {priced(*JOBS[0])[1]:.0%}, and one on 1,024 GPUs {priced(*JOBS[1])[1]:.1%}."
 
 
 def check_10_5(path):

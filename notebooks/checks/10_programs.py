@@ -1,19 +1,14 @@
-"""Tests of the programs in notebook 10: a complete checkpoint, a save that survives a kill, one of all ranks."""
+"""Tests of the programs in notebook 10: a complete checkpoint, one of all ranks, and how often to save."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import ctypes
-import os
-import signal
-from functools import partial
-from pathlib import Path
+import math
+import time
 from types import SimpleNamespace
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from checks.helpers import close, gathered, slow_saves, substitute
-from mpdemo.labs.killed_save import end_at
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
 
@@ -65,70 +60,7 @@ def test_10_1(rank, n):
             assert loss == right_loss, f"{after}: {dropout if step == stop + 1 else later}"
 
 
-def in_child(path, prepare):
-    """Save the second state in a child process that is prepared to end early; return its exit status, what is left."""
-    child = os.fork()
-    if child == 0:
-        try:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # a save that never ends must not outlive this rank
-            prepare()
-            save(state(2), path)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), step_in(path)
-
-
-def state(step):
-    return {"step": step, "weights": torch.full((100_000,), float(step))}
-
-
-def step_in(path):
-    """Return the step of a saved state; None where the file is missing or damaged."""
-    try:
-        loaded = torch.load(path)
-        return loaded["step"] if bool((loaded["weights"] == loaded["step"]).all()) else None
-    except Exception:  # torch.load raises many kinds of error on a damaged file
-        return None
-
-
-NOT_SYNCED, SYNCED = 8, 9  # exit status: whether the whole file lay on the disk at the rename
-
-
-def end_before_rename(path):
-    """End this process when it renames a file to `path`; its exit status tells what was on the disk."""
-    synced = {}  # inode of a file -> its size at the last fsync
-
-    def syncing(sync, file):
-        sync(file)
-        about = os.stat(file if isinstance(file, int) else file.fileno())
-        synced[about.st_ino] = about.st_size
-
-    def ending(rename, source, target, **options):
-        if Path(target).resolve() != path.resolve():
-            return rename(source, target, **options)
-        about = os.stat(source)
-        os._exit(SYNCED if synced.get(about.st_ino) == about.st_size else NOT_SYNCED)
-
-    for name, make in {"fsync": syncing, "fdatasync": syncing, "replace": ending, "rename": ending}.items():
-        substitute(program, os, name, partial(make, getattr(os, name)))  # pathlib and shutil find theirs in os
-
-
 def test_10_2(rank, n):
-    path = folder / "last.pt"
-    save(state(1), path)
-    assert step_in(path) == 1, "After an undisturbed save, the file can't be loaded."
-    size = path.stat().st_size
-    status, left = in_child(path, lambda: end_at(size // 2))
-    assert status and left == 1, "Ended in the middle of its second write, it had already destroyed the old file."
-    status, left = in_child(path, lambda: end_before_rename(path))
-    assert status, "The new file didn't get its name by a rename."
-    assert left == 1, "Ended just before the rename, it had already destroyed the old file."
-    assert status == SYNCED, "The rename came while content was only in memory: a power cut leaves the name alone."
-    save(state(3), path)
-    assert step_in(path) == 3, "After the two that were ended, a third save didn't leave the newest state."
-
-
-def test_10_3(rank, n):
     path = folder / "checkpoint.pt"
     with slow_saves() as saved:
         save({f"weight{rank}": torch.full((2,), float(rank))}, path, rank, n)
@@ -142,16 +74,80 @@ def test_10_3(rank, n):
     assert names == ["weight0", "weight1"], f"The file holds {', '.join(names) or 'nothing'}."
 
 
+BETWEEN = 60_000.0  # s from one failure of a GPU to its next
+COSTS = (12, 12, 12, 108, 108)  # s of the first saves; every later one takes 12 s, too
+LONG, SHORT, TURN = 20.0, 10.0, 330  # s of a step, and of one after step 330
+LAST = 540
+
+
+class Apart(Exception):
+    """The ranks have decided differently."""
+
+
+class Job:
+    """A job whose ranks meet in every step and save; its clocks are ours, and rank r's is fast by r times 2 %."""
+
+    def __init__(self, program, rank, n):
+        self.now, self.calls, self.rank, self.n = 1e6, [], rank, n
+        self.gaps, self.works, self.firsts = [], 0.0, []  # between saves: seconds of training; steps
+        for name in ("time", "monotonic", "perf_counter"):
+            substitute(program, time, name, self.read)
+
+    def read(self):
+        """Return the time by this rank's clock."""
+        return self.now * (1 + 0.02 * self.rank)
+
+    def meet(self, what):
+        """Require that all ranks do the same, without a collective of the reader's group."""
+        store, number = dist.distributed_c10d._get_default_store(), len(self.calls)
+        self.calls.append(what)
+        store.set(f"call {number} {self.rank}", what)
+        all_do = [store.get(f"call {number} {rank}").decode() for rank in range(self.n)]
+        said = f"After step {self.calls.count('trains') - (what == 'trains')}, " + ", ".join(
+            f"rank {rank} {does}" for rank, does in enumerate(all_do)
+        )
+        if len(set(all_do)) > 1:
+            raise Apart(f"{said}. In a real job, all of them now hang.")
+
+    def step(self):
+        self.meet("trains")
+        seconds = LONG if self.calls.count("trains") <= TURN else SHORT
+        self.now, self.works = self.now + seconds, self.works + seconds
+
+    def save(self):
+        self.meet("saves")
+        self.firsts.append(self.calls.count("trains"))
+        self.gaps, self.works = [*self.gaps, self.works], 0.0
+        self.now += [*COSTS, *[12] * LAST][len(self.gaps) - 1]
+
+
 def test_10_4(rank, n):
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 4) for _ in range(4)]
-    whole, stage = nn.Sequential(*layers), nn.Sequential(*layers[2 * rank : 2 * rank + 2])
-    save(stage, 2 * rank, folder / "stages")
-    wait_for_all()
-    saved = dcp.FileSystemReader(folder / "stages").read_metadata().state_dict_metadata
-    missing = sorted(whole.state_dict().keys() - saved.keys())
-    assert not missing, f"The checkpoint holds {', '.join(sorted(saved))}, but not {', '.join(missing)}."
-    state = {name: torch.zeros_like(tensor) for name, tensor in whole.state_dict().items()}
-    dcp.load(state, checkpoint_id=folder / "stages")
-    other = [name for name, tensor in whole.state_dict().items() if not torch.equal(tensor, state[name])]
-    assert not other, f"Under {', '.join(other)}, the checkpoint has the numbers of another layer."
+    job = Job(program, rank, n)
+    try:
+        train(LAST, job.step, job.save, BETWEEN)
+    except Apart as error:
+        raise AssertionError(f"{error} Who decides, and by which clock?") from None
+    assert job.calls.count("trains") == LAST, f"It does {job.calls.count('trains')} steps and not {LAST}."
+    assert job.gaps, "It never saves."
+    assert job.firsts[0] == 1, f"Its first save comes after step {job.firsts[0]}: until then it can't know the cost."
+    gaps, costs = job.gaps[1:], [*COSTS, *[12] * LAST]
+    assert gaps, "After its first save, it never saves again."
+    every = "It saves after every step: what does it think that a save costs?"
+    assert len(gaps) < 2 or gaps[:2] != [LONG, LONG], every
+    wanted = [math.sqrt(2 * cost * BETWEEN / n) for cost in costs]
+    times = gaps[0] / wanted[0]
+    alone = (
+        f"It waits {gaps[0]:.0f} s: right for a job that fails every {BETWEEN:.0f} s. One GPU does; {n} fail sooner."
+    )
+    assert not close(times, math.sqrt(n), 0.08), alone
+    half = f"It waits {gaps[0]:.0f} s instead of {wanted[0]:.0f}: where is the 2 under the root?"
+    assert not close(times, math.sqrt(0.5), 0.06), half
+    assert close(times, 1, 0.06), f"After a save of {costs[0]} s it trains {gaps[0]:.0f} s, not {wanted[0]:.0f}."
+    for number, (gap, right) in enumerate(zip(gaps, wanted, strict=False)):
+        said = f"Save {number + 1} took {costs[number]} s, and the next came after {gap:.0f} s of training"
+        steps = job.firsts[number + 1] - job.firsts[number]
+        if not close(gap, right, 0.08):
+            assert not close(gap, gaps[0], 0.03), f"{said}, as if saves still cost what the first one did."
+            assert steps != job.firsts[1] - job.firsts[0], f"{said}: it counts steps, and these are shorter now."
+            raise AssertionError(f"{said}, not {right:.0f}.")
+    return f"It saved {len(job.gaps)} times, and all {n} ranks in the same steps although their clocks differ."

@@ -1,8 +1,8 @@
-"""The picture of notebooks/14_your_own.ipynb: one training run in several jobs, beside one that never stopped."""
+"""Pictures of runs that are stopped: one training run in several jobs (notebook 14), what failures cost (10)."""
 
 from mpdemo.notebook.plots import style
 
-__all__ = ["one_run"]
+__all__ = ["lost_time", "one_run"]
 
 
 def one_run(whole, jobs):
@@ -41,3 +41,27 @@ def one_run(whole, jobs):
     text = f"loss against step: {len(jobs)} jobs, and a run that never stopped"
     size = {"width": 7.6, "height": 3.0 + 0.3 * len(jobs), "rows": 2}
     return style.picture(paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)])
+
+
+def lost_time(curves, simulated, optimum, measured=None):
+    """Draw the seconds lost per second of progress against the seconds of progress between two saves.
+
+    `curves` (name -> {interval: lost}) are formulas, `simulated` and `measured` {interval: lost}, `optimum` is the
+    interval that a formula recommends.
+    """
+
+    def paint(figure, axes):
+        for index, (name, curve) in enumerate(curves.items()):
+            axes.plot(*zip(*curve.items(), strict=True), **style.line_style(index), label=name)
+        axes.plot(*zip(*simulated.items(), strict=True), "o", color=style.INK, markersize=4, label="simulated")
+        if measured:
+            axes.plot(*zip(*measured.items(), strict=True), "D", color=style.VERMILLION, label="measured: real kills")
+        axes.axvline(optimum, color=style.FAINT, linestyle=":", label="Young's optimum")
+        axes.set(xlabel="seconds of progress between two saves", ylabel="seconds lost per\nsecond of progress")
+        axes.set(xscale="log", yscale="log")
+        figure.legend(loc="outside upper center", ncols=3)
+
+    points = ", ".join(f"{interval:.2g} s: {lost:.2f}" for interval, lost in simulated.items())
+    real = "".join(f"; measured at {interval:.2g} s: {lost:.2f}" for interval, lost in (measured or {}).items())
+    text = "the time lost to failures against the interval between saves"
+    return style.picture(paint, text, f"{text}, simulated: {points}{real}; Young's optimum is {optimum:.2g} s.")

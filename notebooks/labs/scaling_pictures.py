@@ -1,8 +1,8 @@
-"""The pictures of notebooks/09_scaling.ipynb: efficiency, a ring, what a message costs."""
+"""The pictures of notebooks/09_scaling.ipynb: efficiency, a ring, what a message costs, who is late."""
 
 from mpdemo.notebook.plots import style
 
-__all__ = ["efficiency", "messages", "ring"]
+__all__ = ["arrivals", "efficiency", "messages", "ring"]
 
 
 def efficiency(measured, predicted=None, held_out=()):
@@ -74,3 +74,27 @@ def messages(mib, milliseconds, latency, bandwidth):
 
     alt = "; ".join(f"{size:g} MiB: {time:.2f} ms" for size, time in zip(mib, milliseconds, strict=True))
     return style.picture(paint, "the time of an all-reduce against its size, and the model of it", alt, height=2.8)
+
+
+def arrivals(runs, threshold):
+    """Draw for several runs by how many ms each rank joins an all-reduce after the first one, and the threshold."""
+    behind = {name: [[now - min(row) for now in row] for row in rows] for name, rows in runs.items()}
+
+    def paint(figure, panels):
+        for axes, (name, rows) in zip(panels, behind.items(), strict=True):
+            for rank, late in enumerate(zip(*rows, strict=True)):
+                look = {"color": style.CYCLE[rank], "markersize": 5, "label": f"rank {rank}"}
+                axes.plot(range(1, len(late) + 1), late, "os^D"[rank % 4], **look)
+            axes.axhline(threshold, color=style.INK, linestyle=":", label="threshold")
+            axes.set(title=name, xlabel="all-reduce", yscale="symlog")
+        panels[0].set_ylabel("joins after the first (ms)")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=9)
+
+    middle = {name: [sorted(late)[len(rows) // 2] for late in zip(*rows, strict=True)] for name, rows in behind.items()}
+    of_all = "; ".join(
+        f"{name}: {', '.join(f'rank {rank} {ms:.1f} ms' for rank, ms in enumerate(medians))}"
+        for name, medians in middle.items()
+    )
+    text = "when each rank joins an all-reduce"
+    alt = f"{text}, median after the first: {of_all}; threshold {threshold:.1f} ms"
+    return style.picture(paint, text, alt, 8.6, 2.8, columns=len(runs), sharey=True)

@@ -1,7 +1,7 @@
 """Figures for the notebooks, drawn from result rows; nothing here trains, and PyTorch is not imported."""
 
-from mpdemo.notebook.plots.charts import bars, curves, step_parts
+from mpdemo.notebook.plots.charts import bars, curves
 from mpdemo.notebook.plots.timeline import timelines
 from mpdemo.notebook.plots.where import where
 
-__all__ = ["bars", "curves", "step_parts", "timelines", "where"]
+__all__ = ["bars", "curves", "timelines", "where"]

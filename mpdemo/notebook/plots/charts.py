@@ -11,16 +11,16 @@ from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
 from mpdemo.notebook.show import Bundle
 
-PARTS = {  # of a step: name in the legend, look; the colours are those of the timelines
-    "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
-    "forward": ("forward", {"color": paler(style.SKY, 0.85)}),
-    "backward": ("backward", {"color": paler(style.GREEN, 0.85)}),
-    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "\\\\\\\\"}),
-    "waits": ("waiting for a rank", {"color": style.PAPER, "hatch": "////"}),
-    "optimizer": ("optimizer", {"color": paler(style.PURPLE, 0.85)}),
-    "other": ("Python between them", {"color": style.PAPER}),
+LOOKS = {  # of a step's parts, by name; the colours are those of the timelines
+    "loading": {"color": paler(style.ORANGE, 0.85), "hatch": "...."},
+    "forward": {"color": paler(style.SKY, 0.85)},
+    "backward": {"color": paler(style.GREEN, 0.85)},
+    "communication, exposed": {"color": paler(style.VERMILLION, 0.7), "hatch": "\\\\\\\\"},
+    "waiting for a rank": {"color": style.PAPER, "hatch": "////"},
+    "optimizer": {"color": paler(style.PURPLE, 0.85)},
+    "Python between them": {"color": style.PAPER},
 }
-LOOKS = {name: look | EDGE for name, look in PARTS.values()}
+LOOKS = {name: look | EDGE for name, look in LOOKS.items()}
 
 
 def curves(
@@ -111,25 +111,3 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
     line = [] if limit is None else [f"limit: {limit:.{digits}f}"]
     alt = f"{unit}. {'; '.join(told + line)}"
     return picture(paint, f"{unit}: {', '.join(stacks)}", alt, height=1.0 + 0.4 * len(stacks))
-
-
-def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
-    """Draw the parts of every rank's step, and say how much communication is hidden behind them.
-
-    Parameters
-    ----------
-    rows : list of dict
-        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `exposed`, `waits`,
-        `optimizer`, `other`, and `hidden`.
-    """
-    stacks = {
-        f"{row['case']}, rank {row['rank']} ({1000 * row['hidden']:.0f} ms hidden)": {
-            name: 1000 * row[part] for part, (name, _) in PARTS.items()
-        }
-        for row in rows
-    }
-    shown = bars(stacks, "time in a step (ms)", digits=0)
-    cases = ", ".join(dict.fromkeys(row["case"] for row in rows))
-    ranks = len({row["rank"] for row in rows})
-    shown.data["text/plain"] = f"the parts of a step of each of {ranks} ranks: {cases}"
-    return shown

@@ -1,0 +1,145 @@
+"""Kill a training run at random, again and again, and write down what each failure costs.
+
+    python -m mpdemo.labs.killed_training runs/10_killed             100 steps, a save after every 10, at most 6 kills
+    python -m mpdemo.labs.killed_training runs/10_killed 400 40 60   400 steps, a save after every 40, at most 60
+
+Two ranks train over gloo and save as they go. At random times, on average every `BETWEEN` seconds, one of them gets a
+SIGKILL, the other one ends because it has lost its partner, and both are started anew and resume. In the end the same
+steps run once more, with neither kill nor save. ``summary.json`` has the seconds of a step, of each save and of each
+restart, the steps that each kill cost, and whether both runs ended with the same weights. A server that has already
+imported PyTorch forks the ranks, so a restart is short here. Taught in notebooks/10_checkpoint.ipynb.
+"""
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from mpdemo.world.launch import end, lost_a_peer
+
+RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
+BETWEEN = 1.5  # s of training from one failure to the next, on average
+PATIENCE = 120.0  # s for a run without a kill
+
+
+def train(rank, folder, life, steps, every):
+    """Train from the newest checkpoint to the last step; rank 0 writes when each step and each save was done."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux ends this process when the server that forked it is gone
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=RANKS)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+    optimizer, first, path = torch.optim.AdamW(model.parameters()), 0, folder / "last.pt"
+    if path.exists():
+        state = torch.load(path)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["steps"]
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    with open(folder / f"life-{life}.txt", "a", buffering=1) as log:  # each line is out before the next step
+        for done in range(first + 1, steps + 1):
+            inputs = torch.randn(RANKS, 8, WIDTH, generator=torch.Generator().manual_seed(done))[rank]
+            optimizer.zero_grad()
+            (ddp(inputs) - inputs).square().mean().backward()
+            optimizer.step()
+            time.sleep(PAUSE)
+            note(log, rank, "step", done)
+            if done % every == 0:
+                if rank == 0:
+                    save({"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+                dist.barrier()  # all wait for the save: that is its cost
+                note(log, rank, "saved", done)
+    if rank == 0:
+        save(model.state_dict(), folder / "end.pt")
+    dist.barrier()
+
+
+def train_until_alone(*arguments):
+    """Train; end without a traceback when the other rank is gone."""
+    try:
+        train(*arguments)
+    except RuntimeError as error:
+        if not lost_a_peer(error):
+            raise
+        end(1)
+
+
+def note(log, rank, what, done):
+    """Write what has happened, and when."""
+    if rank == 0:
+        log.write(f"{time.time()} {what} {done}\n")
+
+
+def save(state, path):
+    """Write a checkpoint whole or not at all."""
+    with open(part := path.with_suffix(".tmp"), "wb") as file:
+        torch.save(state, file)
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def live(context, folder, life, job, seconds):
+    """Start the ranks, kill one after some seconds of training (None: not at all); return when, and what they wrote."""
+    arguments = [(rank, folder, life, *job) for rank in range(RANKS)]
+    ranks = [context.Process(target=train_until_alone, args=own, daemon=True) for own in arguments]
+    for rank in ranks:
+        rank.start()
+    log, until = folder / f"life-{life}.txt", time.monotonic() + PATIENCE
+    while not (log.exists() and log.read_text()) and time.monotonic() < until:
+        time.sleep(0.005)
+    ranks[0].join(PATIENCE if seconds is None else seconds)
+    now, victim = time.time(), random.choice(ranks)
+    victim.kill()  # one that has ended by itself doesn't mind
+    for rank in ranks:
+        rank.join(PATIENCE)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return now, [(float(when), what, int(done)) for when, what, done in lines]
+
+
+def lives(folder, job, kills) -> list:
+    """Let a run die at most so often, until it reaches its end; return its lives."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    context, rows = get_context("forkserver"), []
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
+    while not (folder / "end.pt").exists():
+        assert len(rows) <= kills, f"a run without a kill hasn't reached its end in {PATIENCE:g} s"
+        seconds = random.expovariate(1 / BETWEEN) if len(rows) < kills else None
+        rows.append(live(context, folder, len(rows), job, seconds))
+    return rows
+
+
+def main(out, steps=100, every=10, kills=6):
+    """Train with kills and without, and write what was measured."""
+    random.seed(3)
+    out, steps, every = Path(out).resolve(), int(steps), int(every)
+    died, whole = lives(out / "killed", (steps, every), int(kills)), lives(out / "whole", (steps, steps + 1), 0)
+    ends = [torch.load(out / name / "end.pt") for name in ("killed", "whole")]
+    times = [when for when, _, _ in whole[0][1]]
+    pairs = [pair for _, events in died for pair in pairwise(events)]
+    row = {
+        "step": median(after - before for before, after in pairwise(times)),
+        "saves": [after[0] - before[0] for before, after in pairs if after[1] == "saved"],
+        "kills": [
+            {"reached": events[-1][2], "resumed": later[0][2], "restart": later[0][0] - now}
+            for (now, events), (_, later) in pairwise(died)
+        ],
+        "same": all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items()),
+    }
+    row["overhead"] = (died[-1][1][-1][0] - died[0][1][0][0]) / (steps - 1) / row["step"] - 1
+    (out / "summary.json").write_text(json.dumps(row))
+
+
+if __name__ == "__main__":
+    end(main(*sys.argv[1:]))
