@@ -1,13 +1,16 @@
-"""Tests of the programs in notebook 13: DeepSpeed's configuration, a trainer's arguments, a loop of Accelerate's."""
+"""Tests of the programs in notebook 13: Muon on sharded weights, a trainer's arguments, a loop of Accelerate's."""
 # ruff: noqa: F821 - what the reader's program defines
 
+import copy
+import re
 import sys
+from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,22 +18,58 @@ from torch.utils.data import DataLoader, TensorDataset
 from checks.helpers import gathered
 
 
+def polar(gradient):
+    """Return a tenth of the nearest matrix with equal singular values, laid out as Muon's is: a tall one transposed."""
+    u, _, v = torch.linalg.svd(gradient, full_matrices=False)
+    update = 0.1 * u @ v
+    return update.T.contiguous().T if update.shape[0] > update.shape[1] else update
+
+
+def sharded():
+    """Return four matrices with odd numbers of rows, and their sharded twins, all with the same gradients."""
+    torch.manual_seed(0)
+    sizes = (5, 9, 3, 7, 3)
+    one = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairwise(sizes)))
+    model = fully_shard(copy.deepcopy(one))
+    for each in (one, model):
+        each(torch.randn(8, 5, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    return list(one.parameters()), list(model.parameters())
+
+
 def test_13_1(rank, n):
-    for stage, bf16 in ((3, True), (2, False), (3, None)):
-        config = {"zero_optimization": {"stage": stage}} | ({} if bf16 is None else {"bf16": {"enabled": bf16}})
-        model = prepare(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), init_device_mesh("cpu", (n,)), config)
-        where = f"With {config}"
-        assert all(isinstance(p, DTensor) for p in model.parameters()), f"{where}, a weight isn't sharded."
-        alone = all(isinstance(module, FSDPModule) for module in (*model, model))
-        assert alone, f"{where}, fully_shard wasn't called for each block: all weights are gathered at once."
-        outputs = model(torch.ones(2, 8))
-        wanted = torch.bfloat16 if bf16 else torch.float32
-        assert outputs.dtype == wanted, f"{where}, the outputs are {outputs.dtype}."
-        sharded = isinstance(model[0].weight, DTensor)
-        assert sharded or stage == 2, f"{where}, the weights of block 0 stay whole after the forward pass."
-        assert not sharded or stage == 3, f"{where}, block 0 drops its weights; stage 2 keeps them."
-        outputs.float().square().mean().backward()
-        assert model[0].weight.dtype == torch.float32, f"{where}, the weights are stored in {model[0].weight.dtype}."
+    wholes, weights = sharded()
+    before, calls = [whole.detach().clone() for whole in wholes], []
+
+    def update(gradient):
+        assert not isinstance(gradient, DTensor), "update was given a DTensor: each product in it would communicate."
+        shape = "{} x {}".format(*gradient.shape)
+        rows = f"update was given a matrix of {shape}, which no weight is: only a shard of its rows."
+        assert any(gradient.shape == whole.shape for whole in wholes), rows
+        calls.append(shape)
+        return polar(gradient)
+
+    with CommDebugMode() as sent:
+        step(weights, update)
+    for name in {name for ranks in gathered(calls) for name in ranks}:
+        twice = f"Each rank computes the update of the matrix of {name}. Its owner alone should."
+        assert not all(name in ranks for ranks in gathered(calls)), twice
+    numbers = [len(ranks) for ranks in gathered(calls)]
+    assert sum(numbers), "No rank calls update."
+    assert sum(numbers) == len(weights), (
+        f"There are {len(weights)} matrices, and update was called {sum(numbers)} times."
+    )
+    assert min(numbers) == max(numbers), f"Rank {numbers.index(max(numbers))} owns {max(numbers)} of the 4 matrices."
+    everyone = [str(name) for name in sent.get_comm_counts() if re.search("all_?gather|broadcast", str(name))]
+    assert not everyone, f"{everyone[0]}: each rank gets all rows, but needs only its own of what others own."
+    assert all(isinstance(weight, DTensor) for weight in weights), "A weight isn't sharded any more."
+    for number, (weight, whole, old) in enumerate(zip(weights, wholes, before, strict=True)):
+        own, where = weight.full_tensor(), f"Weight {number}, {' x '.join(map(str, old.shape))},"
+        moved, right = old - own, polar(whole.grad)
+        for piece, old_rows in zip(moved.chunk(n), right.chunk(n), strict=True):
+            assert piece.any(), f"{where} hasn't changed in the {len(old_rows)} rows of some rank."
+        assert not torch.allclose(moved, -right, atol=1e-5), f"{where} goes uphill: the update is to be subtracted."
+        off = f"{where} differs from one device's by {(moved - right).abs().max():.3f}. Which rank has which rows?"
+        assert torch.allclose(moved, right, atol=1e-5), off
 
 
 class Module(nn.Module):
