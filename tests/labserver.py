@@ -38,7 +38,7 @@ def lab(folder):
     """Serve `folder`; yield its address and token; stop the server and its kernels at the end."""
     token = secrets.token_hex(16)
     arguments = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", "--ServerApp.port_retries=0"]
-    quiet = ["--LabApp.extension_manager=readonly", "--LabApp.news_url=None"]  # other settings ask the internet
+    quiet = ["--LabApp.extension_manager=readonly"]  # the other one asks the internet
     env = environment(folder, JUPYTER_TOKEN=token)
     with open(Path(folder) / ".lab.log", "w") as log:
         server = subprocess.Popen(
