@@ -54,7 +54,7 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        55_300,  # the scripts carry what keeps a run alive on a cluster, one has every dimension; a memory microscope
+        55_350,  # the scripts carry what keeps a run alive on a cluster, one has every dimension; a memory microscope
         "what jobs measure, exercises run and readers take home",
     ),
     ("tests", 180_050, "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on"),
