@@ -79,8 +79,9 @@ class Microscope(saved_tensors_hooks):
             storages.setdefault(storage(held.tensor), held.layer)
         sizes = Counter()
         for (_, size), layer in storages.items():
-            sizes[layer] += size if layer else 0
-        return +sizes
+            sizes[layer] += size
+        del sizes[None]  # weights and batch
+        return sizes
 
 
 @torch.no_grad()
@@ -209,7 +210,7 @@ class GatherAgain(torch.autograd.Function):
 
 def all_gather(part):
     """Return the tokens of all ranks; they are the last dimension but one."""
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(2)]
+    parts = [part.new_empty(part.shape) for _ in range(2)]
     dist.all_gather(parts, part.contiguous())
     return torch.cat(parts, -2)
 
