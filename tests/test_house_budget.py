@@ -25,7 +25,7 @@ COURSE = [
     ),
     (
         "/measure/spans.py /measure/traces.py",
-        4_600,
+        4_700,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 7_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
@@ -54,7 +54,7 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        55_300,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        57_850,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
     ("tests", 182_400, "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on"),
