@@ -30,7 +30,7 @@ def shown():
     yield layer_pictures.held({"one device": [{"MLP": 2**21}] * 2, "1F1B": [{"MLP": 2**20}, {"MLP": 2**19}]})
     jobs = [{"steps": [0, 7], "losses": [(5, 4.7)], "why": "node lost"}, {"steps": [5, 10], "losses": [(10, 3.8)]}]
     yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
-    yield job_pictures.lost_time({"Young": {0.1: 0.9, 0.4: 0.7}}, {0.1: 0.8, 0.4: 0.6}, 0.3, {0.2: 0.7})
+    yield job_pictures.lost_time({"Young": {0.1: 0.9, 0.4: 0.7}}, {0.1: 0.8, 0.4: 0.6}, 0.3, (0.2, 0.7))
     yield scaling_pictures.arrivals({"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0)
     yield from map(plots.where, METHODS)
 
