@@ -32,7 +32,10 @@ def gather(job):
 
 def log(job):
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    text = re.sub(r'(?m)^.*File "\S*/lib/python3.*\n.*\n(.*\^\^\^+\n)?', "", text)  # the libraries' frames
+    text = re.sub(r'(?m)^.*File "<frozen .*\n', "", text)
+    text = re.sub(
+        r'(?m)^.*File "\S*(/lib/python3|/on_call/job.py).*\n.*\n(.*\^\^\^+\n)?', "", text
+    )  # not the job's own
     dull = re.compile(r"\d: *$|\^\^\^|Extension modules")
     lines = [re.sub(r"\[rank\d\]: ", "", line)[:220] for line in text.splitlines() if not dull.search(line)]
     return "\n".join(lines[:20] + ["..."] * (len(lines) > 60) + lines[20:][-40:])
