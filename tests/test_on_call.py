@@ -55,7 +55,7 @@ def test_a_fault_and_its_disguise_fit_the_program(kind, monkeypatch):
     incident = INCIDENTS[kind]
     assert incident.cause in CAUSES and incident.next in NEXT
     assert {*incident.also, *(name for name, *_ in incident.chain)} <= set(COST) - {"diff"}
-    for seed in range(3):
+    for seed in range(2):
         job = Job(np.random.default_rng(seed))
         try:
             assert getattr(faults, kind)(job) in cases.PLACES
