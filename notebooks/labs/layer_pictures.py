@@ -27,7 +27,7 @@ def held(result, *ways) -> Bundle:
         for rank, sizes in enumerate(ranks):
             name = f"{way}, rank {rank}" if ranks[1:] else way
             rows[name] = {layer: size / 2**20 for layer, size in sizes.items()}
-    return bars(rows, "MiB that autograd holds at the fullest moment", digits=1)
+    return bars(rows, "MiB that autograd holds at the peak", digits=1)
 
 
 def columns_then_rows() -> Bundle:
