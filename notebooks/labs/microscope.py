@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node=2 -m mpdemo.labs.microscope runs/08_held
 
-Rank 0 writes ``summary.json``: for each way of `WAYS`, the bytes that each rank holds at its fullest moment, by layer.
+Rank 0 writes ``summary.json``: for each way of `WAYS`, the bytes that each rank holds at its peak, by layer.
 The processes compute on CPU cores. Taught in notebooks/04_model_parallel.ipynb and 08_inside_a_layer.ipynb.
 """
 
@@ -47,7 +47,7 @@ class Held:
 
 
 class Microscope(saved_tensors_hooks):
-    """Note what autograd holds at the fullest moment of a `with` block: bytes by layer.
+    """Note what autograd holds at the peak of a `with` block: bytes by layer.
 
     Without weights and batch. What several layers hold counts once, for the first of them.
     """
@@ -241,7 +241,7 @@ WAYS = {  # name -> what prepares it
 
 
 def look(model, way, mesh, batch) -> tuple[dict, dict]:
-    """Return the bytes held at the fullest moment of a step, and the gradients of what this rank has, by name."""
+    """Return the bytes held at the peak of a step, and the gradients of what this rank has, by name."""
     part, step = WAYS[way](model, mesh)
     with (microscope := Microscope(part, batch)):
         step(*batch)

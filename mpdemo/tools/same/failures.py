@@ -59,7 +59,8 @@ def other_calls(many):
             same = made[0][0] == made[rank][0] == "backward"
             odd = 0 if made[0][0] != "backward" else rank  # a collective that only some make
             name = "a rank skips" if same else "collectives differ"
-            if made[rank - odd][0] == "backward" and has_left_loop(many, calls[odd], calls[rank - odd]):
+            more = len(many.ranks[odd].of("end of data")) > len(many.ranks[rank - odd].of("end of data"))
+            if more and made[rank - odd][0] == "backward" and has_left_loop(many, calls[odd], calls[rank - odd]):
                 what = f"rank {odd} has left the loop and {doing(calls[odd])}, rank {rank - odd} is still in it"
                 return Finding("unequal steps", what, calls[rank - odd]["where"])
             return Finding(name, f"in call {k + 1}, {said[0]}, where {said[1]}", calls[odd]["where"])
