@@ -15,7 +15,18 @@ import psutil
 from IPython.display import display
 
 from mpdemo.errors import UserError, wrapped
-from mpdemo.labs.on_call.incidents import CAUSES, COST, INCIDENTS, NEXT, NODE, PAR, filled, unseal
+from mpdemo.labs.on_call.incidents import (
+    CAUSES,
+    COST,
+    INCIDENTS,
+    NEXT,
+    NODE,
+    PAR,
+    PORT,
+    ROOM,
+    filled,
+    unseal,
+)
 from mpdemo.notebook.plots import curves
 from mpdemo.paths import root, source
 from mpdemo.world.processes import PROCESS_MIB, child_environment
@@ -114,7 +125,9 @@ class Case:
     def _wrong(self, incident, where, cause, then, because):
         """Name what is wrong with an answer."""
         truth, rank = INCIDENTS[incident["kind"]], incident["rank"]
-        places = {incident["where"]} | ({filled("node {n}", rank)} if truth.next == NODE else set())
+        places = {incident["where"]}
+        if truth.next in (NODE, PORT, ROOM):  # the rank and its node are the same place
+            places |= {f"rank {rank}", filled("node {n}", rank)}
         wrong = ["where it is"] * (where not in places) + ["the cause"] * (cause != truth.cause)
         wrong += ["what to do next"] * (then != truth.next)
         shown = because in [*truth.also, *(name for name, *_ in truth.chain)]
