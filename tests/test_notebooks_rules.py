@@ -221,7 +221,7 @@ def test_a_screenshot_shows_the_cells_as_they_are():
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
-    whole.cells[0].source, whole.metadata = "# A title\n\nPlan 2 minutes.", {"mpdemo": ABOUT | {"minutes": 0}}
+    whole.cells[0].source, whole.metadata = "# A title\n\nPlan 2 minutes.", {"mpdemo": ABOUT | {"minutes": 1}}
     whole.cells[1].source = f"display(\n    {PNG},\n    metadata={ALT}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
     path.parent.mkdir()
