@@ -143,8 +143,8 @@ def _code(cell, solved):
     lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
-    most = MOST_OF_AN_ANSWER if cell.source.startswith("%%task") else MOST_LINES
-    most = MOST_OF_A_SOLUTION if solved else most
+    answers = cell.source.startswith("%%task")
+    most = MOST_OF_A_SOLUTION if solved else MOST_OF_AN_ANSWER if answers else MOST_LINES
     if len(lines) > most:
         yield f"has {len(lines)} lines; at most {most}"
     if cell.source.rstrip().endswith(";"):

@@ -55,7 +55,7 @@ KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language":
 def notebooks(prefixes=()) -> list:
     """Return the paths of the course's notebooks (03) and their solutions (solutions/03), or those that begin so."""
     folder = root() / "notebooks"
-    paths = [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("solutions/*.ipynb"))]
+    paths = [*documents.notebooks(), *sorted(folder.glob("solutions/*.ipynb"))]
     return [path for path in paths if not prefixes or str(path.relative_to(folder)).startswith(tuple(prefixes))]
 
 
@@ -66,7 +66,7 @@ def normalise(notebook):
     and saving a notebook changes nothing; of the latter, the version of Python stays that of the last refresh. Streams
     are merged as a terminal would show them; cells are counted from 1.
     """
-    about = {key: notebook.metadata[key] for key in ("mpdemo",) if key in notebook.metadata}
+    about = {"mpdemo": notebook.metadata.mpdemo} if "mpdemo" in notebook.metadata else {}
     version = notebook.metadata.get("language_info", {}).get("version", LANGUAGE["version"])
     language = LANGUAGE | {"version": version}
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": language} | about)
@@ -186,9 +186,12 @@ def check(path) -> list:
     problems = lint(notebook, path.parent)
     if path.parent.name != "solutions":
         problems += unsourced(notebook, SOURCES.get(path.name[:2], {}))
-        missing = list(undescribed(notebook, path.name[:2]))
-        problems += missing or documents.mistimed(notebook, path.name[:2])
-        problems += missing or misplanned(notebook, notebook.metadata.mpdemo.minutes)
+        number = path.name[:2]
+        if missing := list(undescribed(notebook, number)):
+            problems += missing
+        else:
+            problems += documents.mistimed(notebook, number)
+            problems += misplanned(notebook, notebook.metadata.mpdemo.minutes)
     if text_of(normalise(notebook)) != path.read_text():
         problems.append(f"is not in normal form; run: python tests/notebooks.py {path.stem}")
     return [f"{path.name}: {said}" for said in problems]

@@ -30,15 +30,14 @@ class Kind(NamedTuple):
 
 def script(part) -> list[dict[str, str]]:
     """The last speed that a script printed."""
-    images, mfu, peak = re.findall(r"([\d,]+) images/s, MFU ([\d.]+) %, peak ([\d,]+) MiB", "\n".join(part["output"]))[
-        -1
-    ]
+    speeds = re.findall(r"([\d,]+) images/s, MFU ([\d.]+) %, peak ([\d,]+) MiB", "\n".join(part["output"]))
+    images, mfu, peak = speeds[-1]
     return [{"images/s": images, "MFU": f"{mfu} %", "peak (MiB)": peak}]
 
 
 def steps(part) -> list[dict[str, str]]:
     """A model's step without options, and the fraction of a peak that it reaches."""
-    row = next(iter(row for row in part["rows"] if not row["options"]), {})
+    row = next((row for row in part["rows"] if not row["options"]), {})
     name, per_step = f"{row['model']}, batch {row['batch']}", f"{1000 * row['median_seconds']:.0f}"
     return [{"model": name, "step (ms)": per_step, "MFU": f"{row['mfu']:.0%}", "of": one_line(row["peak_from"])}]
 

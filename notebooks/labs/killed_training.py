@@ -10,12 +10,10 @@ restart, the steps that each kill cost, and whether both runs ended with the sam
 imported PyTorch forks the ranks, so a restart is short here. Taught in notebooks/10_checkpoint.ipynb.
 """
 
-import ctypes
 import json
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 from itertools import pairwise
@@ -27,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from mpdemo.world.launch import end, lost_a_peer
+from mpdemo.world.processes import be_killed_with_parent
 
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
 BETWEEN = 1.5  # s of training from one failure to the next, on average
@@ -35,7 +34,7 @@ PATIENCE = 120.0  # s for a run without a kill
 
 def train(rank, folder, life, steps, every):
     """Train from the newest checkpoint to the last step; rank 0 writes when each step and each save was done."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux ends this process when the server that forked it is gone
+    be_killed_with_parent()  # which is the server that forked it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=RANKS)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Figures from result rows: curves, bars, the parts of a step."""
+"""Figures from result rows: curves and bars."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -8,19 +8,8 @@ from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
+from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
 from mpdemo.notebook.show import Bundle
-
-LOOKS = {  # of a step's parts, by name; the colours are those of the timelines
-    "loading": {"color": paler(style.ORANGE, 0.85), "hatch": "...."},
-    "forward": {"color": paler(style.SKY, 0.85)},
-    "backward": {"color": paler(style.GREEN, 0.85)},
-    "communication, exposed": {"color": paler(style.VERMILLION, 0.7), "hatch": "\\\\\\\\"},
-    "waiting for a rank": {"color": style.PAPER, "hatch": "////"},
-    "optimizer": {"color": paler(style.PURPLE, 0.85)},
-    "Python between them": {"color": style.PAPER},
-}
-LOOKS = {name: look | EDGE for name, look in LOOKS.items()}
 
 
 def curves(
@@ -88,11 +77,11 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
     names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
     ends = [max(sum(parts.values()), limit or 0) for parts in stacks.values()]
     colours = style.CYCLE if len(names) > 1 else [style.SKY]
-    looks = [LOOKS.get(name, {"color": colour}) for name, colour in zip(names, colours, strict=False)]
 
     def paint(figure, axes):
         widths = [[part.get(name, 0) for part in stacks.values()] for name in names]
-        parts = [(row, look | {"label": name or None}) for row, look, name in zip(widths, looks, names, strict=True)]
+        looks = [{"color": colour, "label": name or None} for name, colour in zip(names, colours, strict=False)]
+        parts = list(zip(widths, looks, strict=True))
         stack(axes, range(len(stacks)), parts)
         for height, (part, end) in enumerate(zip(stacks.values(), ends, strict=True)):
             text = f"{sum(part.values()):.{digits}f}"  # beside bar and limit, so that neither runs through it

@@ -94,7 +94,8 @@ class Case:
     def ask(self, name):
         """Print a clue, which costs its minutes."""
         if self._sealed is None:
-            return print("No page yet: start the case first.")
+            print("No page yet: start the case first.")
+            return
         if name not in COST:
             raise UserError(f"no clue {name!r}; there are: {prices()}")
         self.minutes += COST[name][0]
@@ -105,7 +106,6 @@ class Case:
             display(curves(lines_of(incident["curves"], name)))
         if name == "recorder":
             write_recorders(incident["dumps"])
-        return None
 
     def answer(self, where=..., cause=..., then=..., because=...):
         """Judge where it is, what it is, what to do next, and the clue that shows it; a wrong answer costs minutes."""

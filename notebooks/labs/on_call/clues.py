@@ -79,15 +79,19 @@ def state(job):
     return job.in_words()
 
 
-def loss(job):
-    """The mean loss over the ranks, beside last week's."""
+def common_steps(job):
+    """Return the numbers of the steps that all ranks have written down: an array of rank, step and column."""
     rows = [job.rows(rank) for rank in RANKS]
     least = min(map(len, rows))
-    if not least:
+    return np.stack([row[:least] for row in rows]) if least else np.empty((len(rows), 0, 8))
+
+
+def loss(job):
+    """The mean loss over the ranks, beside last week's."""
+    if not (rows := common_steps(job)).size:
         return "no step"
-    mean = np.mean([row[:least, 3] for row in rows], 0)
-    first = int(rows[0][0, 0])
-    week = LAST_WEEK[first - 1 :]
+    first = int(rows[0, 0, 0])
+    mean, week = rows[:, :, 3].mean(0), LAST_WEEK[first - 1 :]
     lines = [f"from step {first}, means of 6 steps", f"this run: {_sixes(mean)}", f"last week: {_sixes(week)}"]
     return "\n".join(lines)
 
@@ -98,15 +102,13 @@ def _sixes(values):
 
 def losses(job):
     """Each rank's own loss, before the all-reduce: the first steps, and those before the end or the first NaN."""
-    rows = [job.rows(rank) for rank in RANKS]
-    steps = min(map(len, rows))
-    if not steps:
+    if not (rows := common_steps(job)).size:
         return "no step"
-    table = np.stack([row[:steps, 3] for row in rows], 1)
+    table = rows[:, :, 3].T
     odd = np.flatnonzero(~np.isfinite(table).all(1))
-    at = int(odd[0]) if len(odd) else steps - 1
-    shown = range(max(0, at - 2), min(steps, at + 2))
-    lines = [f"step {rows[0][i, 0]:.0f}: {_by_rank(table[i])}" for i in shown]
+    at = int(odd[0]) if len(odd) else len(table) - 1
+    shown = range(max(0, at - 2), min(len(table), at + 2))
+    lines = [f"step {rows[0, i, 0]:.0f}: {_by_rank(table[i])}" for i in shown]
     return "\n".join([*lines, f"mean of the first 10 steps: {_by_rank(table[:10].mean(0))}"])
 
 
@@ -156,12 +158,10 @@ def readable(dump):
 
 def curves(job):
     """Return what the pictures of the losses show: the first step, each rank's losses, and last week's mean."""
-    rows = [job.rows(rank) for rank in RANKS]
-    least = min(map(len, rows))
-    if not least:
+    if not (rows := common_steps(job)).size:
         return {}
-    first = int(rows[0][0, 0])
-    return {"first": first, "ranks": [row[:least, 3].tolist() for row in rows], "last week": LAST_WEEK[first - 1 :]}
+    first = int(rows[0, 0, 0])
+    return {"first": first, "ranks": rows[:, :, 3].tolist(), "last week": LAST_WEEK[first - 1 :]}
 
 
 def _call(entry):
@@ -220,12 +220,9 @@ def order(job):
 
 
 def weights(job):
-    rows = [job.rows(rank) for rank in RANKS]
-    least = min(map(len, rows))
-    lines = [
-        f"rank {r}: norm^2 {x[least - 1, 7]:.4f} after step {x[least - 1, 0]:.0f}" for r, x in enumerate(rows) if least
-    ]
-    return "\n".join(lines) or "no step"
+    if not (rows := common_steps(job)).size:
+        return "no step"
+    return "\n".join(f"rank {rank}: norm^2 {x[7]:.4f} after step {x[0]:.0f}" for rank, x in enumerate(rows[:, -1]))
 
 
 def explain(job):

@@ -102,11 +102,15 @@ class Job:
 
     # its life
 
-    def environment(self, rank):
-        """The variables of a rank's process."""
+    def own_variables(self, rank):
+        """The variables that the job sets for a rank."""
         names = {"OUT": self.out, "RANK": rank, "WORLD_SIZE": 4, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
         names |= {"OMP_NUM_THREADS": 1, "TORCH_FR_BUFFER_SIZE": 2000, "TORCH_SHOW_CPP_STACKTRACES": 0}
-        return child_environment() | {name: str(value) for name, value in names.items()} | self.variables.get(rank, {})
+        return {name: str(value) for name, value in names.items()} | self.variables.get(rank, {})
+
+    def environment(self, rank):
+        """All variables of a rank's process."""
+        return child_environment() | self.own_variables(rank)
 
     def start(self):
         (self.out / "train.py").write_text(self.program)
@@ -222,10 +226,9 @@ class SlurmJob(Job):
 
     def _start_ranks(self):
         for rank in RANKS:
-            own = self.environment(rank) | {"MASTER_ADDR": "node1"}
-            names = [*self.variables.get(rank, {}), "OUT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-            names += ["OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE", "TORCH_SHOW_CPP_STACKTRACES"]
-            (self.out / f".env-{rank}").write_text("".join(f"export {name}={own[name]}\n" for name in names))
+            own = self.own_variables(rank) | {"MASTER_ADDR": "node1"}
+            lines = "".join(f"export {name}={value}\n" for name, value in own.items())
+            (self.out / f".env-{rank}").write_text(lines)
         task = f". {self.out}/.env-$SLURM_PROCID; exec {sys.executable} -u {self.out}/train.py"
         script = f"#!/bin/bash\nsrun --label --kill-on-bad-exit=0 bash -c '{task}'\n"
         (self.out / "job.sbatch").write_text(script)
