@@ -27,7 +27,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "check diff ladder measure player run show start_ranks",
+    "notebook.course": "beside check diff ladder measure player run show start_ranks",
     "notebook.plots": "bars curves timelines where",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",

@@ -23,7 +23,7 @@ print(job.wait(120), job.log())
 CHECKS = """
 from pathlib import Path
 from mpdemo.notebook.check import check
-check({number!r}, -1)
+check({number!r}, {wrong!r})
 check({number!r}, {right!r})
 Path("work").mkdir(exist_ok=True)
 Path("work/00_1.py").write_text({program!r})
@@ -81,10 +81,9 @@ def test_it_finds_its_sites_and_batch_scripts(installed):
 def test_a_check_judges_a_prediction_and_a_program(installed):
     solutions = nbformat.read(root() / "notebooks/solutions/00_start_here.ipynb", as_version=4)
     task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 00.1\n"))
-    number, right = next(
-        (n, row["right"]) for n, row in exercises().items() if isinstance(row.get("right"), int | float)
-    )
-    said = installed("-c", CHECKS.format(number=number, right=right, program=task.partition("\n")[2])).splitlines()
+    number, row = next((n, row) for n, row in exercises().items() if isinstance(row.get("right"), str))
+    answers = {"right": row["right"], "wrong": next(other for other in row["choices"] if other != row["right"])}
+    said = installed("-c", CHECKS.format(number=number, program=task.partition("\n")[2], **answers)).splitlines()
     verdicts = [f"{number}: not y", f"{number}: right", "00.1: right"]
     assert [line[:11] for line in said if line[2:3] == "."] == verdicts, said
 
