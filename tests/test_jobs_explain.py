@@ -155,6 +155,13 @@ def test_the_first_real_cause_comes_first():
     assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
 
 
+def test_a_launchers_report_is_no_part_of_an_errors_message():
+    """Without a traceback, what other ranks write follows the error at once."""
+    lines = ["ValueError: the digits are upside down", "rank 0 of 2", "mpdemo: rank 1 of 2 ended with exit status 7"]
+    findings = explain.find("\n".join(lines))
+    assert [(finding.number, finding.line) for finding in findings] == [(1, lines[0]), (3, lines[2])]
+
+
 def test_a_frame_of_a_stack_of_cpp_is_no_error():
     """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
     frames = ["[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"]

@@ -72,7 +72,7 @@ DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|be
 NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 NEW = [  # no part of an exception's message
-    *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}"), HARD, CHAIN, STEP),
+    *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}|^mpdemo: "), HARD, CHAIN, STEP),
     *(ENDED, RESTART, EXCEPTION, re.compile(f"^(?:{WARNS.pattern})")),
 ]
 
