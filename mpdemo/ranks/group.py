@@ -190,7 +190,8 @@ class Rank:
         text = self.log.read() or (self.folder / "log").read_text()
         if status > 128:
             killed = f"its process was killed ({signal.Signals(status - 128).name})"
-            reason = re.search(r"what\(\):\s+(?:\[.*?\] )?(.+)", text)  # of gloo: a message is too long
-            return f"{killed}: {reason[1]}" if reason else killed
+            sizes = re.search(r"what\(\).*length <= op.nbytes. (\d+) vs (\d+)", text)  # of gloo: a message is too long
+            crossed = "{}: sizes crossed, {} bytes came for a tensor of {}. Compare the orders of sends and receives."
+            return crossed.format(killed, *sizes.groups()) if sizes else killed
         lines = text.strip().splitlines() if status == 1 else []  # of an error before the first program
         return lines[-1] if lines else f"its process exited with status {status}"

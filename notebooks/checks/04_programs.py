@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from checks.helpers import close, gathered, gradients, ratio, slow_saves, substitute, watch
 
 
-def require_each(stage, own, right, rank=0):
+def require_each(stage, own, right, rank):
     """Require each gradient of a stage to be the one that one process computes."""
     for (name, _), gradient, wanted in zip(stage.named_parameters(), own, right, strict=True):
         times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
@@ -59,12 +59,16 @@ def test_04_1(rank, n):
         right = [gradients(half) for half in halves][rank]
         cross_entropy(up(down(images)[0], skip.detach()), labels).backward()
         without_skip = [gradients(half) for half in halves][rank]
-        loss = train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
+        passes = []
+        with down.first.weight.register_hook(passes.append):
+            loss = train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
         assert rank == 0 or isinstance(loss, torch.Tensor), "Rank 1 returns no loss."
         own = gradients(stage)
         lost = "The step ends, but the skip connection's gradient never reaches rank 0's layers."
         assert rank == 1 or not close(ratio(own, without_skip), 1, 1e-3), lost
         require_each(stage, own, right, rank)
+        twice = "The gradients are right, but rank 0 goes back through its first layer twice. Start from both tensors."
+        assert len(passes) < 2, twice
         near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
         assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
         slow = f"The gradients are right, but {pickled and pickled[0][0]} pickles every tensor, which on a GPU copies"
@@ -80,26 +84,29 @@ class Loss(nn.Module):
 
 def test_04_2(rank, n):
     substitute(program, torch.utils.checkpoint, "checkpoint", ready_made)
+    passes = []  # of the last stage, forward
     for dropout in (0.0, 0.5):
         torch.manual_seed(0)
-        hidden, model = [nn.Sequential(nn.Linear(k, 4), nn.Dropout(dropout), nn.Tanh()) for k in (6, 4)], []
-        model, images, x = [*hidden, nn.Sequential(nn.Linear(4, 3), Loss())], torch.randn(8, 6), None
+        hidden = [nn.Sequential(nn.Linear(k, 4), nn.Dropout(dropout), nn.Tanh()) for k in (6, 4)]
+        model, images = [*hidden, nn.Sequential(nn.Linear(4, 3), Loss())], torch.randn(8, 6)
+        x = images
         for number, stage in enumerate(model):  # each rank draws its own masks
             torch.manual_seed(100 + number)
-            x = stage(images if number == 0 else x)
+            x = stage(x)
         x.backward()
         right = [gradients(stage) for stage in model][rank]
         torch.manual_seed(100 + rank)
+        model[-1].register_forward_hook(lambda *_: passes.append(1))
         with holding(program) as held:
             train_step(model[rank], images if rank == 0 else None, rank, n)
         waiting = f"While rank {rank} waits for the gradient, autograd still holds {max(held, default=0)} tensors"
         assert rank == n - 1 or not any(held), f"{waiting} of its forward pass."
         own = gradients(model[rank])
-        other = (
-            f"Without dropout rank {rank}'s gradients are right, with it they aren't: which mask did each pass draw?"
-        )
+        other = f"Only with dropout rank {rank}'s gradients are wrong: which mask did each pass draw?"
         assert not dropout or None in own or close(ratio(own, right), 1, 1e-3), other
         require_each(model[rank], own, right, rank)
+    twice = "The gradients are right, but the last stage recomputes, too. It waits for nothing, so it saves no memory."
+    assert len(passes) < 3, twice
 
 
 def ready_made(*args, **kwargs):

@@ -118,12 +118,10 @@ def test_08_3(rank, n):
         output.backward(arriving.chunk(n, -1)[rank].contiguous())
     except RuntimeError as error:
         refused = "invalid gradient at index 0" in str(error)
-        all_tokens = (
-            "The gradient of `part` has all ranks' tokens. Each rank needs its own, and has its part of each sum."
-        )
+        all_tokens = "The gradient of `part` has all ranks' tokens. A rank needs its own, and has its part of each sum."
         raise AssertionError(all_tokens if refused else str(error)) from None
     backward = Counter(name for name, _ in calls) - forward
-    require_parts(part, columns, whole.grad.chunk(n, 1)[rank], [t.grad.chunk(n)[rank] for t in (weight, bias)])
+    require_parts(part, columns, whole.grad.chunk(n, 1)[rank], [t.grad.chunk(n) for t in (weight, bias)], rank)
     most = "It's right, but the backward pass has {}. It needs an all-gather and a reduce-scatter."
     assert backward == {"all_gather": 1, "reduce_scatter": 1}, most.format(in_words(backward))
     return f"Autograd holds {tuple(part.shape)} instead of {tuple(whole.shape)}. The layer now has " + (
@@ -142,18 +140,19 @@ def require_columns(output, right, n):
     order = "The outputs are right, but not in the order of the tokens: rank 0's come first."
     backwards = torch.cat(right.chunk(n, 1)[::-1], 1)
     assert not close(ratio([output.detach()], [backwards.detach()]), 1, 1e-3), order
-    assert close(ratio([output.detach()], [right.detach()]), 1, 1e-3), (
-        "The output isn't one device's. Is the bias in it?"
-    )
+    missing = "The output isn't one device's. Is the bias in it?"
+    assert close(ratio([output.detach()], [right.detach()]), 1, 1e-3), missing
 
 
-def require_parts(part, columns, right, rights):
+def require_parts(part, columns, right, slices, rank):
     """Require one device's gradients of this rank's tokens, its slice of the weight and of the bias."""
     alone = "The gradient of `part` is of this rank's columns alone: the ranks' partial sums aren't added up."
     assert close(ratio([part.grad], [right]), 1, 1e-3), alone
-    for name, own, wanted in zip(("weight", "bias"), columns, rights, strict=True):
+    for name, own, wanted in zip(("weight", "bias"), columns, slices, strict=True):
+        added = f"The gradient of `{name}` is added up over ranks. They have different columns: a rank's own is whole."
+        assert not ratio([own.grad], [sum(wanted)]) > 0, added
         wrong = f"The gradient of `{name}` isn't one device's. It's a sum over the tokens of all ranks, in their order."
-        assert close(ratio([own.grad], [wanted]), 1, 1e-3), wrong
+        assert close(ratio([own.grad], [wanted[rank]]), 1, 1e-3), wrong
 
 
 def test_08_4(rank, n):
@@ -193,5 +192,4 @@ def test_08_5(rank, n):
     stored = model[0].weight.to_local().numel()
     assert stored == 8, f"Each rank stores {stored} of the 32 weights of the first layer, not a quarter."
     grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
-    hint = "Do both ranks of a tensor-parallel group get the same samples?"
-    require_gradients(grads, right, f"On rank {rank}", hint)
+    require_gradients(grads, right, f"On rank {rank}", "Do both ranks of a tensor-parallel group get the same samples?")
