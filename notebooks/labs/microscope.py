@@ -40,7 +40,7 @@ MICROBATCHES = 4
 
 
 class Held:
-    """A tensor that autograd holds, and the layer that it is held for; both are gone once the graph is."""
+    """A tensor that autograd holds, and the layer that it's held for; both go with the graph."""
 
     def __init__(self, tensor, layer):
         self.tensor, self.layer = tensor, layer
@@ -54,15 +54,15 @@ class Microscope(saved_tensors_hooks):
 
     def __init__(self, model, batch=()):
         super().__init__(self.hold, lambda held: held.tensor)
-        self.model, self.batch, self.layer = model, batch, "residual stream"
+        self.model, self.batch, self.layer = model, batch, "residual stream and norms"
         self.held, self.numbers, self.fullest = WeakValueDictionary(), count(), Counter()
         for block in (layer for layer in model.modules() if isinstance(layer, Block)):
-            for norm in (block.norm1, block.norm2):
-                norm.register_forward_pre_hook(partial(self.enter, "residual stream"))
-            for first, part in ((block.qkv, "attention"), (block.up, "MLP")):
+            parts = (block.norm1, block.qkv, "attention"), (block.norm2, block.up, "MLP")
+            for norm, first, part in parts:
+                norm.register_forward_pre_hook(partial(self.enter, "residual stream and norms"))
                 first.register_forward_pre_hook(partial(self.enter, "inputs of qkv and up"))
                 first.register_forward_hook(partial(self.enter, part))
-            block.register_forward_hook(partial(self.enter, "residual stream"))
+            block.register_forward_hook(partial(self.enter, "residual stream and norms"))
 
     def enter(self, layer, *_):
         self.layer = layer
@@ -88,7 +88,7 @@ class Microscope(saved_tensors_hooks):
 def storage(tensor):
     """Return what tells the memory of this rank's tensor from others, and its bytes."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    local = local.wait() if hasattr(local, "wait") else local  # a collective's result that is on its way
+    local = local.wait() if hasattr(local, "wait") else local  # a collective's result on its way
     memory = local.untyped_storage()
     return memory._cdata, memory.nbytes()
 
@@ -116,10 +116,8 @@ def stages(schedule, microbatches, model, mesh):
     with torch.device("meta"):
         x = torch.empty(ROWS // microbatches, LENGTH, WIDTH, requires_grad=True)
         shapes = torch.empty(ROWS // microbatches, LENGTH, dtype=torch.long), x, x
-    place = {"input_args": shapes[rank], "output_args": shapes[rank + 1]}
-    stage_of = PipelineStage(stage, rank, 2, torch.device("cpu"), **place)
-    loss = {"loss_fn": lambda x, arriving: (x * arriving).sum(), "scale_grads": False}
-    schedule = schedule(stage_of, microbatches, **loss)
+    stage_of = PipelineStage(stage, rank, 2, torch.device("cpu"), input_args=shapes[rank], output_args=shapes[rank + 1])
+    schedule = schedule(stage_of, microbatches, loss_fn=lambda x, arriving: (x * arriving).sum(), scale_grads=False)
 
     def step(tokens, arriving):
         schedule.step(tokens) if rank == 0 else schedule.step(target=arriving)
@@ -210,7 +208,7 @@ class GatherAgain(torch.autograd.Function):
 
 def all_gather(part):
     """Return the tokens of all ranks; they are the last dimension but one."""
-    parts = [part.new_empty(part.shape) for _ in range(2)]
+    parts = [torch.empty_like(part) for _ in range(2)]
     dist.all_gather(parts, part.contiguous())
     return torch.cat(parts, -2)
 

@@ -153,7 +153,7 @@ def main():
         scored = job.total(count(batch[1]))
         loss = model(*(tensor.to(device, non_blocking=True) for tensor in batch))
         balance = sum(block.experts.balance for block in model.blocks)
-        # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
+        # Each rank has its part of a mean over all tokens: to be added up, but FSDP averages.
         ((loss / scored + BALANCE * balance) * ranks).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()  # of the whole gradient
         for group in optimizer.param_groups:
