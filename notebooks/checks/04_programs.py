@@ -67,7 +67,7 @@ def test_04_1(rank, n):
         lost = "The step ends, but the skip connection's gradient never reaches rank 0's layers."
         assert rank == 1 or not close(ratio(own, without_skip), 1, 1e-3), lost
         require_each(stage, own, right, rank)
-        twice = "The gradients are right, but rank 0 goes back through its first layer twice. Start from both tensors."
+        twice = "The gradients are right, but rank 0 goes back through a layer twice. Start once, from both tensors."
         assert len(passes) < 2, twice
         near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
         assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."

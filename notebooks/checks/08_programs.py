@@ -149,7 +149,7 @@ def require_parts(part, columns, right, slices, rank):
     alone = "The gradient of `part` is of this rank's columns alone: the ranks' partial sums aren't added up."
     assert close(ratio([part.grad], [right]), 1, 1e-3), alone
     for name, own, wanted in zip(("weight", "bias"), columns, slices, strict=True):
-        added = f"The gradient of `{name}` is added up over ranks. They have different columns: a rank's own is whole."
+        added = f"The gradient of `{name}` is added up over ranks. Their columns differ: each has its own in full."
         assert not ratio([own.grad], [sum(wanted)]) > 0, added
         wrong = f"The gradient of `{name}` isn't one device's. It's a sum over the tokens of all ranks, in their order."
         assert close(ratio([own.grad], [wanted[rank]]), 1, 1e-3), wrong
