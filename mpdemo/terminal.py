@@ -21,7 +21,7 @@ def coloured(text: str, name: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return a text whose long lines go on in the next one, indented by two more."""
+    """Return a text whose long lines continue in the next one, indented by two more."""
     if (columns := width()) is None:
         return text
     lines = []

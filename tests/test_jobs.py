@@ -46,7 +46,7 @@ def test_the_same_cell_again_finds_the_job(place, capsys):
     (first.out / "checkpoints").mkdir()
     anew = submit(spec(), resubmit=True)
     said = capsys.readouterr().out
-    assert anew.id != first.id and "submitting a new one: resubmit=True" in said
+    assert anew.id != first.id and "submitting a new one, because of resubmit=True" in said
     assert "checkpoints are kept in runs/toy/checkpoints.1" in said  # moved aside, not lost
     assert not (first.out / "checkpoints").exists() and (first.out / "checkpoints.1").exists()
     assert anew.wait(60) == "done"

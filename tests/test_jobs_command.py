@@ -98,7 +98,7 @@ def test_a_cell_finds_its_job_again_unless_a_script_has_changed(no_slurm, projec
     (project / "b.py").write_text("print('a module of it')")
     os.utime(project / "b.py", (time.time() + 1,) * 2)
     again = run(command)
-    assert again.id != first.id and "submitting a new one: b.py has changed" in capsys.readouterr().out
+    assert again.id != first.id and "a new one, because b.py was saved after it started" in capsys.readouterr().out
     assert again.output() == "one\none"
 
 

@@ -39,7 +39,7 @@ def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site
             assert page.locator("img:not([alt])").count() == 0, name
         page.goto(f"file://{site}/notebooks/03_ddp.html")
         assert page.locator(".diagram img").count() == 1 and page.locator("text=mermaid").count() == 0
-        assert page.locator("a[href$='glossary.html#all-reduce']").count() >= 1
+        assert page.locator("a[href$='glossary.html#bucket']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
         assert "you can" in page.inner_text(".admonition-title") and page.locator(".admonition li").count() >= 2
         image = page.locator(".diagram img").bounding_box()

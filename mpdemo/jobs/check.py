@@ -38,7 +38,7 @@ def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = 
     job : JobSpec or str
     site : Site or str, optional
     ask_slurm : bool
-        Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
+        Where Slurm is found, also let it judge (``sbatch --test-only``).
     """
     site = site if isinstance(site, Site) else load_site(site)
     if isinstance(job, str):

@@ -45,7 +45,7 @@ class Job:
         self.out = Path(out)
         self.script = Path(record["script"])
         self.polling_seconds = record.get("polling_seconds", 5.0)
-        self.own_cluster: bool | None = None  # whether the cluster in reach is the job's own; not known yet
+        self.own_cluster: bool | None = None  # whether the cluster found here is the job's own; not known yet
         self._back_end = slurm_job if record.get("identity") else local_job
         self._seen: Answer | None = None  # the last answer
         self._seen_at = -math.inf  # when it was given

@@ -104,7 +104,7 @@ def load_site(name: str | Path | None = None) -> Site:
     """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.
 
     `name` is one in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
-    names the cluster in reach, else "generic".
+    names the cluster found here, else "generic".
     """
     site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
     values = {}
@@ -134,7 +134,7 @@ def read_site(name) -> Site:
 
 
 def find_site() -> str:
-    """Return the site whose file names the cluster in reach, else "generic"; a broken file is named and skipped."""
+    """Return the site whose file names the cluster found here, else "generic"; a broken file is named and skipped."""
     cluster = slurm.cluster_name() if slurm.in_reach() else None
     for name in sorted(site_files()) if cluster else ():
         try:

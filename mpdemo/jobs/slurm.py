@@ -52,7 +52,7 @@ class SlurmError(UserError):
 
 
 class NoAnswer(SlurmError):
-    """Slurm's controller is slow, down or restarting; nothing is known of the jobs, which may well go on."""
+    """Slurm's controller is slow, down or restarting; nothing is known of the jobs, which may still run."""
 
 
 class Answer(NamedTuple):
@@ -134,7 +134,7 @@ def configuration() -> dict:
 
 
 def cluster_name() -> str | None:
-    """Slurm's name for the cluster in reach; None if it does not answer."""
+    """Slurm's name for the cluster that answers here; None if it does not answer."""
     try:
         return configuration().get("ClusterName")
     except SlurmError:

@@ -78,7 +78,7 @@ def ask(job) -> Answer:
 
 def _ask_slurm(job) -> Answer | None:
     """Look the job up among the user's jobs; one that neither waits nor runs is asked for, once."""
-    if job.own_cluster is None:  # another cluster in reach may have a job of the same number, so it is not asked
+    if job.own_cluster is None:  # another reachable cluster may have a job of the same number, so it is not asked
         job.own_cluster = slurm.in_reach() and slurm.identity() == job.record["identity"]
     if not job.own_cluster:
         return None
@@ -154,7 +154,7 @@ def look_up(job_id) -> Answer | None:
 def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, where Slurm does not. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
-    why = "Slurm has forgotten the job" if job.own_cluster else "its cluster is not in reach"
+    why = "Slurm has forgotten the job" if job.own_cluster else "its cluster can't be reached"
     if match := CANCELLED.search(log):  # written there as Slurm ended the job
         by_slurm = {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
     else:

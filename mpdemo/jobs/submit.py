@@ -1,4 +1,4 @@
-"""Submit a job, once: to Slurm where one is in reach, else to this machine."""
+"""Submit a job, once: to Slurm where it is found, else to this machine."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 def submit(spec: JobSpec, site: AnySite = None, resubmit: bool = False, announce: bool = True) -> Job:
-    """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
+    """Write a job's batch script and submit it; where no Slurm is found, run the same command on this machine.
 
     Running the cell again does not submit again: the run's folder knows its job.
 
@@ -109,17 +109,16 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     if job.state == "unknown" and not job.own_cluster and not resubmit:
         what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
-    why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
-    why = stale or why
-    print(wrapped(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}"))
+    why = "of resubmit=True" if same else "the command or an option has changed" if same_place else "it ran elsewhere"
+    print(wrapped(f"found job {job.id} ({job.state}); submitting a new one, because {stale or why}"))
     return None
 
 
 def changed_since(moment, spec) -> str:
-    """Say which file of Python beside a script of the command is younger than this moment; "" if none is."""
+    """Say which Python file beside a script of the command was saved after this moment; "" if none was."""
     scripts = (paths.root() / word.partition(":")[0] for word in spec.command if ".py" in word)
     files = (file for script in scripts if script.is_file() for file in script.parent.glob("*.py"))
-    return next((f"{file.name} has changed" for file in files if file.stat().st_mtime > moment), "")
+    return next((f"{file.name} was saved after it started" for file in files if file.stat().st_mtime > moment), "")
 
 
 def announcement(spec: JobSpec, record: dict[str, Any]) -> str:

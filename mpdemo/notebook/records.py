@@ -86,7 +86,7 @@ TWO = Kind("", strategy, "Each device computes and communicates at its own speed
 
 
 def beside(what: str, here: Any = None) -> Bundle:
-    """Show this run in a line, below it an H100's record and the reader's own, and say why they differ.
+    """Show this run in a line, below it an H100's record and the reader's own, if any, and say why they differ.
 
     `what` is one of `KINDS`, or ``two_RUNG``. `here` is what this run has of it as in a record: rows, or what a script
     printed.
@@ -97,16 +97,15 @@ def beside(what: str, here: Any = None) -> Bundle:
         part = {"output": here.splitlines()} if isinstance(here, str) else {"rows": here}
         rows = [("this run", line) for line in kind.read(part)]
     ours, notes = newest(sorted((paths.root() / "notebooks" / "gpu").glob("*.json")), kind, "{}, the course's record")
-    lacking = "nothing has run on two GPUs" if what.startswith("two_") else "this has run on none"
     own, damaged = newest(sorted((paths.root() / "runs" / "gpu").glob("*/record.json")), kind, "yours: {}")
-    lines = [*rows, *(ours or [(f"H100: no record, {lacking}", {})]), *own]
+    lines = [*rows, *ours, *own]
     headings = list(dict.fromkeys(name for _, line in lines for name in line))
     texts = [[label, *(line.get(name, "-") for name in headings)] for label, line in lines]
     align = ["left"] + ["right"] * len(headings)
     plain, table = (
         tabulate(texts, ["", *headings], look, colalign=align, disable_numparse=True) for look in ("plain", "html")
     )
-    why = [kind.why] if len({label for label, line in lines if line}) > 1 else []
+    why = [kind.why] if len({label for label, _ in lines}) > 1 else []
     notes = [wrapped(note) for note in (*why, *notes, *damaged)]
     return Bundle("\n".join([plain, *notes]), html=table + "".join(f"<p>{note}</p>" for note in notes))
 

@@ -1,4 +1,4 @@
-"""PyTorch's private parts that a training uses, all of them: what a new PyTorch may move is found here.
+"""PyTorch's private parts that a training run uses, all of them: what a new PyTorch may move is found here.
 
 tests/test_private_pytorch.py tries each by its name.
 """

@@ -1,4 +1,4 @@
-"""What a process of a training does around its loop: check the settings, join the world, train, end by a status."""
+"""What a process of a training run does around its loop: check the settings, join the world, train, end by a status."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Where a training is, and how it is saved and resumed from there.
+"""Where a training run is, and how it is saved and resumed from there.
 
 Taught in notebooks/01_single_device.ipynb and 10_checkpoint.ipynb.
 """
@@ -18,7 +18,7 @@ SAME += ["optimizer", "lr", "warmup_steps", "lr_schedule"]
 
 
 class Progress:
-    """Where a training is: epochs and steps, counted from its start."""
+    """Where a training run is: epochs and steps, counted from its start."""
 
     def __init__(self, settings, steps_per_epoch):
         self.steps_per_epoch = steps_per_epoch

@@ -43,7 +43,7 @@ class Ranks:
                     become_rank(job, rank, port, parent)
                 except BaseException as error:
                     print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr, flush=True)
-                finally:  # whatever happens, a child never goes on with its parent's program
+                finally:  # whatever happens, a child never continues its parent's program
                     os._exit(127)
             self.numbers.append(pid)
         for descriptor in (unready, *job.get("inputs", ())):
@@ -123,7 +123,7 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
 
 
 def end_of(ranks, out_of_patience, terminations, lost_owner, left) -> str | None:
-    """Return how the job ends now, None while it goes on; a failed rank ends it once the others had time to stop."""
+    """Return how the job ends now, None while it runs; a failed rank ends it once the others had time to stop."""
     if not ranks.living or ranks.failed and out_of_patience:
         return "ended"
     if terminations:

@@ -129,14 +129,14 @@ def follow(whole, first, resumed, found):
 
 
 def returns_unsaved(path, to_script, environment, log):
-    """Require that a job that was warned and saved nothing stays away: it would come back for ever."""
+    """Require that a job that was warned and saved nothing stays away: it would come back over and over."""
     with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
         folder = filled(name, {"bard.py": STAND_IN.encode()})
         place = started(path, folder, environment, log)
         wait_for(*place, lambda state: len(steps_of(folder)) and worlds_of(folder), "start bard.py", SECONDS)
         warn(place, to_script)
         state = wait_for(*place, lambda state: state != "running", "end", SECONDS)
-    back = "It was warned, saved nothing, and went back into the queue: a job that can't save would come back for ever."
+    back = "It was warned, saved nothing, and was requeued: a job that can't save would come back over and over."
     assert state != "pending", back
 
 

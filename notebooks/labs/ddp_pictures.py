@@ -8,8 +8,8 @@ OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both ha
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
 
-def step(weight, shares, gradients, mean, lr):
-    """Draw one step in four small pictures; `shares` and `gradients` are those of the two ranks."""
+def step(weight, inputs, gradients, mean, lr):
+    """Draw one step in four small pictures; `inputs` and `gradients` hold one entry per rank."""
 
     def paint(figure, panels):
         def box(panel, rank, text, colour="white", x=0.5):
@@ -23,7 +23,7 @@ def step(weight, shares, gradients, mean, lr):
         for rank, colour in enumerate(OWN):
             panels[0].text(-0.05, 0.72 - 0.5 * rank, f"rank {rank}", ha="right", va="center")
             box(0, rank, f"w = {weight:g}")
-            box(1, rank, "x = " + ", ".join(f"{x:g}" for x in shares[rank]), colour)
+            box(1, rank, "x = " + ", ".join(f"{x:g}" for x in inputs[rank]), colour)
             box(2, rank, f"{gradients[rank]:g}", colour, x=0.2)
             box(2, rank, f"{mean:g}", x=0.85)
             box(3, rank, f"w = {weight:g} + {-lr * mean:g}\n= {weight - lr * mean:g}")
@@ -34,8 +34,8 @@ def step(weight, shares, gradients, mean, lr):
         panels[2].text(0.52, 0, "all-reduce", ha="center", va="center", color=ALL_REDUCE, fontsize=9)
 
     alt = (
-        f"Both ranks begin with weight {weight:g}. Rank 0 takes {shares[0]} and gets the gradient {gradients[0]:g}, "
-        f"rank 1 takes {shares[1]} and gets {gradients[1]:g}. The all-reduce leaves the mean {mean:g} on both, "
+        f"Both ranks begin with weight {weight:g}. Rank 0 takes {inputs[0]} and gets the gradient {gradients[0]:g}, "
+        f"rank 1 takes {inputs[1]} and gets {gradients[1]:g}. The all-reduce leaves the mean {mean:g} on both, "
         f"so both end with the weight {weight - lr * mean:g}."
     )
     return style.picture(paint, "one step of DDP on two ranks, in four pictures", alt, 8.6, 1.8, 1, 4)

@@ -1,6 +1,6 @@
 """Hand a batch script to `sbatch` from a notebook, and wait for the end of its job.
 
-It goes to the Slurm in reach, else to a temporary one of two nodes. Where none can be started, bash runs the script,
+It goes to Slurm if found, else to a temporary one of two nodes. Where none can be started, bash runs the script,
 with an `srun` that starts the tasks of all nodes on this machine. Taught in notebooks/00_start_here.ipynb.
 """
 

@@ -26,7 +26,7 @@ class Asked:
     name: str = ""
     answer: slurm.Answer = slurm.Answer("")
     folder: Path | None = None  # of the run
-    slurm_id: str = ""  # of a job of the Slurm in reach
+    slurm_id: str = ""  # of a job of the Slurm found here
     resumes: bool = False
     piped: bytes = b""  # a log that came from standard input
 

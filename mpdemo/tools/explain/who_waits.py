@@ -20,7 +20,7 @@ ADVICE = {  # by the kind of hang: verdict, and why
         "fix",
         "cancel it; every rank must call the same collectives in the same order: look at the lines above",
     ),
-    "stopped": ("retry", "a process is stopped, by SIGSTOP or a debugger: kill -CONT PID on its node lets it go on"),
+    "stopped": ("retry", "a process is stopped, by SIGSTOP or a debugger: kill -CONT PID on its node lets it continue"),
     "gone": (
         "fix",
         "cancel it; the rank that is gone has failed, or left its loop before the others: the log has its last lines; "

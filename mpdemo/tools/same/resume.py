@@ -18,7 +18,7 @@ EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
 
 
 def verdict(watcher, processes, other) -> dict:
-    """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes can go on."""
+    """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes resumes."""
     run, whole = uninterrupted(watcher, processes)
     killed = StoppedTwice(run, whole, signal.SIGKILL, first_stop(whole))
     series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
@@ -33,7 +33,7 @@ def verdict(watcher, processes, other) -> dict:
         rows[f"with {elsewhere}"] = [place_of(whole, elsewhere), ""]
         if not place_of(whole, elsewhere):
             error = "" if elsewhere.steps else elsewhere.error
-            what = f"{elsewhere} cannot go on: {error or 'begins with other weights'}"
+            what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what))
     said = "resumes once as it should, but NOT a second time" if second else "resumes as if it had never stopped"
     said = "does NOT resume as it should" if first else said
@@ -105,7 +105,7 @@ class StoppedTwice:
                 self.progress(saves=begin == done, end=end, long=more >= self.stop)
 
     def is_right(self, stopped, again) -> bool:
-        """Whether a resume goes on as the uninterrupted run; note where it begins, and what is found in it."""
+        """Whether a resumed run continues like the uninterrupted one; note where it begins, and what is found in it."""
         nth = ("first", "second")[len(self.places)]
         found = self.found[len(self.places)]
         if self.number == signal.SIGTERM and stopped.how == "silent":

@@ -23,7 +23,7 @@ def add_arguments(parser):
 def main(args) -> int:
     """Write the batch scripts; print the name of each and what is wrong with it, and what a learner uses at most.
 
-    Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is in reach.
+    Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is found.
     """
     site = load_site(args.site)
     jobs = {name: fitted(spec, site) for name, spec in jobs_of_course().items()}

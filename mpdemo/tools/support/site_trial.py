@@ -37,7 +37,7 @@ class Finding:
 
 
 def try_site(site, cluster) -> list[Finding]:
-    """Return what is found of a site; `cluster` is the name of the one in reach, None where only the file counts."""
+    """Return what is found of a site; `cluster` is the name of the one found here, None where only the file counts."""
     findings = [try_job(site, cluster)]
     scratch = os.path.expandvars(site.scratch)
     if cluster and scratch and not Path(scratch).is_dir():
@@ -61,7 +61,7 @@ def version(site, torch, said) -> Finding:
 
 
 def try_job(site, cluster) -> Finding:
-    """Would this site's node, and the Slurm in reach, take a job of one process per GPU?"""
+    """Would this site's node, and the Slurm found here, take a job of one process per GPU?"""
     processes = max(1, site.gpus_per_node)
     spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
     text = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores per node, by {site.launcher}"
