@@ -32,11 +32,11 @@ from mpdemo.world.processes import be_killed_with_parent
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
 BETWEEN = 1.5  # s of training from one failure to the next, on average
 PATIENCE = 120.0  # s for a run without a kill
-ENDLESS = 10**9  # steps of a life that will be killed
+ENDLESS = 10**9  # steps of a life that will be killed, and before the first save of a run that makes none
 
 
 def train(rank, folder, life, steps, every):
-    """Train from the newest checkpoint to the last step; rank 0 writes when each step and each save was done."""
+    """Train from the newest checkpoint to the last step (None: to the next save); rank 0 writes when each was done."""
     be_killed_with_parent()  # which is the server that forked it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=RANKS)
@@ -48,20 +48,22 @@ def train(rank, folder, life, steps, every):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["steps"]
+    steps = steps or first + every
     ddp = torch.nn.parallel.DistributedDataParallel(model)
-    with open(folder / f"life-{life}.txt", "a", buffering=1) as log:  # each line is out before the next step
+    path_of_log = os.devnull if rank else folder / f"life-{life}.txt"
+    with open(path_of_log, "a", buffering=1) as log:  # each line is out before the next step
         for done in range(first + 1, steps + 1):
             inputs = torch.randn(RANKS, 8, WIDTH, generator=torch.Generator().manual_seed(done))[rank]
             optimizer.zero_grad()
             (ddp(inputs) - inputs).square().mean().backward()
             optimizer.step()
             time.sleep(PAUSE)
-            note(log, rank, "step", done)
+            print(time.time(), "step", done, file=log)
             if done % every == 0:
                 if rank == 0:
                     save({"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
                 dist.barrier()  # all wait for the save: that is its cost
-                note(log, rank, "saved", done)
+                print(time.time(), "saved", done, file=log)
     if rank == 0:
         save(model.state_dict(), folder / "end.pt")
     dist.barrier()
@@ -75,12 +77,6 @@ def train_until_alone(*arguments):
         if not lost_a_peer(error):
             raise
         end(1)
-
-
-def note(log, rank, what, done):
-    """Write what has happened, and when."""
-    if rank == 0:
-        log.write(f"{time.time()} {what} {done}\n")
 
 
 def save(state, path):
@@ -113,12 +109,11 @@ def lives(folder, every, kills=0, steps=None) -> list:
     """Let a run die so often and then do these steps (None: until its next save); return its lives."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    context, rows, newest = get_context("forkserver"), [], folder / "last.pt"
+    context, rows = get_context("forkserver"), []
     context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
-    while len(rows) < kills:
-        rows.append(live(context, folder, len(rows), (ENDLESS, every), random.expovariate(1 / BETWEEN)))
-    steps = steps or every + (torch.load(newest)["steps"] if newest.exists() else 0)
-    rows.append(live(context, folder, len(rows), (steps, every), None))
+    for life in range(kills):
+        rows.append(live(context, folder, life, (ENDLESS, every), random.expovariate(1 / BETWEEN)))
+    rows.append(live(context, folder, kills, (steps, every), None))
     assert (folder / "end.pt").exists(), f"a run without a kill hasn't reached its end in {PATIENCE:g} s"
     return rows
 
@@ -128,9 +123,8 @@ def main(out, every=10, kills=6):
     random.seed(3)
     out, every = Path(out).resolve(), int(every)
     died = lives(out / "killed", every, int(kills))
-    steps = died[-1][1][-1][2]
-    lives(out / "whole", steps + 1, steps=steps)
-    ends = [torch.load(out / name / "end.pt") for name in ("killed", "whole")]
+    lives(out / "whole", ENDLESS, steps=died[-1][1][-1][2])
+    ends = [torch.load(out / name / "end.pt").values() for name in ("killed", "whole")]
     pairs = [pair for _, events in died for pair in pairwise(events)]
     times, saves = ([b[0] - a[0] for a, b in pairs if b[1] == what] for what in ("step", "saved"))
     (begin, _, first), (until, _, resumed) = died[0][1][0], died[-1][1][0]  # the lives that were killed, with restarts
@@ -142,10 +136,9 @@ def main(out, every=10, kills=6):
             {"reached": events[-1][2], "resumed": later[0][2], "restart": later[0][0] - now}
             for (now, events), (_, later) in pairwise(died)
         ],
-        "same": all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items()),
+        "overhead": (until - begin) / (resumed - first) / mean(times) - 1 if resumed > first else math.inf,
+        "same": all(map(torch.equal, *ends)),
     }
-    progress = (resumed - first) * row["step"]
-    row["overhead"] = (until - begin) / progress - 1 if progress else math.inf
     (out / "summary.json").write_text(json.dumps(row))
 
 
