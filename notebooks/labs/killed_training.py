@@ -1,16 +1,18 @@
 """Kill a training run at random, again and again, and write down what each failure costs.
 
-    python -m mpdemo.labs.killed_training runs/10_killed             100 steps, a save after every 10, at most 6 kills
-    python -m mpdemo.labs.killed_training runs/10_killed 400 40 60   400 steps, a save after every 40, at most 60
+    python -m mpdemo.labs.killed_training runs/10_killed         a save after every 10 steps, 6 kills
+    python -m mpdemo.labs.killed_training runs/10_killed 40 60   a save after every 40 steps, 60 kills
 
 Two ranks train over gloo and save as they go. At random times, on average every `BETWEEN` seconds, one of them gets a
-SIGKILL, the other one ends because it has lost its partner, and both are started anew and resume. In the end the same
-steps run once more, with neither kill nor save. ``summary.json`` has the seconds of a step, of each save and of each
-restart, the steps that each kill cost, and whether both runs ended with the same weights. A server that has already
-imported PyTorch forks the ranks, so a restart is short here. Taught in notebooks/10_checkpoint.ipynb.
+SIGKILL, the other one ends because it has lost its partner, and both are started anew and resume. The life after the
+last kill ends with its first save. Then the same steps run once more, with neither kill nor save. ``summary.json`` has
+the seconds of a step, of each save, each life and each restart, the steps that each kill cost, the time lost up to the
+restart after the last kill, and whether both runs ended with the same weights. A server that has already imported
+PyTorch forks the ranks, so a restart is short here. Taught in notebooks/10_checkpoint.ipynb.
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -19,7 +21,7 @@ import time
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -30,10 +32,11 @@ from mpdemo.world.processes import be_killed_with_parent
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
 BETWEEN = 1.5  # s of training from one failure to the next, on average
 PATIENCE = 120.0  # s for a run without a kill
+ENDLESS = 10**9  # steps of a life that will be killed, and before the first save of a run that makes none
 
 
 def train(rank, folder, life, steps, every):
-    """Train from the newest checkpoint to the last step; rank 0 writes when each step and each save was done."""
+    """Train from the newest checkpoint to the last step (None: to the next save); rank 0 writes when each was done."""
     be_killed_with_parent()  # which is the server that forked it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=RANKS)
@@ -45,20 +48,22 @@ def train(rank, folder, life, steps, every):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["steps"]
+    steps = steps or first + every
     ddp = torch.nn.parallel.DistributedDataParallel(model)
-    with open(folder / f"life-{life}.txt", "a", buffering=1) as log:  # each line is out before the next step
+    path_of_log = os.devnull if rank else folder / f"life-{life}.txt"
+    with open(path_of_log, "a", buffering=1) as log:  # each line is out before the next step
         for done in range(first + 1, steps + 1):
             inputs = torch.randn(RANKS, 8, WIDTH, generator=torch.Generator().manual_seed(done))[rank]
             optimizer.zero_grad()
             (ddp(inputs) - inputs).square().mean().backward()
             optimizer.step()
             time.sleep(PAUSE)
-            note(log, rank, "step", done)
+            print(time.time(), "step", done, file=log)
             if done % every == 0:
                 if rank == 0:
                     save({"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
                 dist.barrier()  # all wait for the save: that is its cost
-                note(log, rank, "saved", done)
+                print(time.time(), "saved", done, file=log)
     if rank == 0:
         save(model.state_dict(), folder / "end.pt")
     dist.barrier()
@@ -72,12 +77,6 @@ def train_until_alone(*arguments):
         if not lost_a_peer(error):
             raise
         end(1)
-
-
-def note(log, rank, what, done):
-    """Write what has happened, and when."""
-    if rank == 0:
-        log.write(f"{time.time()} {what} {done}\n")
 
 
 def save(state, path):
@@ -106,37 +105,40 @@ def live(context, folder, life, job, seconds):
     return now, [(float(when), what, int(done)) for when, what, done in lines]
 
 
-def lives(folder, job, kills) -> list:
-    """Let a run die at most so often, until it reaches its end; return its lives."""
+def lives(folder, every, kills=0, steps=None) -> list:
+    """Let a run die so often and then do these steps (None: until its next save); return its lives."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     context, rows = get_context("forkserver"), []
     context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
-    while not (folder / "end.pt").exists():
-        assert len(rows) <= kills, f"a run without a kill hasn't reached its end in {PATIENCE:g} s"
-        seconds = random.expovariate(1 / BETWEEN) if len(rows) < kills else None
-        rows.append(live(context, folder, len(rows), job, seconds))
+    for life in range(kills):
+        rows.append(live(context, folder, life, (ENDLESS, every), random.expovariate(1 / BETWEEN)))
+    rows.append(live(context, folder, kills, (steps, every), None))
+    assert (folder / "end.pt").exists(), f"a run without a kill hasn't reached its end in {PATIENCE:g} s"
     return rows
 
 
-def main(out, steps=100, every=10, kills=6):
+def main(out, every=10, kills=6):
     """Train with kills and without, and write what was measured."""
     random.seed(3)
-    out, steps, every = Path(out).resolve(), int(steps), int(every)
-    died, whole = lives(out / "killed", (steps, every), int(kills)), lives(out / "whole", (steps, steps + 1), 0)
-    ends = [torch.load(out / name / "end.pt") for name in ("killed", "whole")]
-    times = [when for when, _, _ in whole[0][1]]
+    out, every = Path(out).resolve(), int(every)
+    died = lives(out / "killed", every, int(kills))
+    lives(out / "whole", ENDLESS, steps=died[-1][1][-1][2])
+    ends = [torch.load(out / name / "end.pt").values() for name in ("killed", "whole")]
     pairs = [pair for _, events in died for pair in pairwise(events)]
+    times, saves = ([b[0] - a[0] for a, b in pairs if b[1] == what] for what in ("step", "saved"))
+    (begin, _, first), (until, _, resumed) = died[0][1][0], died[-1][1][0]  # the lives that were killed, with restarts
     row = {
-        "step": median(after - before for before, after in pairwise(times)),
-        "saves": [after[0] - before[0] for before, after in pairs if after[1] == "saved"],
+        "step": mean(times),
+        "saves": saves,
+        "between": mean(now - events[0][0] for now, events in died[:-1]),
         "kills": [
             {"reached": events[-1][2], "resumed": later[0][2], "restart": later[0][0] - now}
             for (now, events), (_, later) in pairwise(died)
         ],
-        "same": all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items()),
+        "overhead": (until - begin) / (resumed - first) / mean(times) - 1 if resumed > first else math.inf,
+        "same": all(map(torch.equal, *ends)),
     }
-    row["overhead"] = (died[-1][1][-1][0] - died[0][1][0][0]) / (steps - 1) / row["step"] - 1
     (out / "summary.json").write_text(json.dumps(row))
 
 
