@@ -34,8 +34,7 @@ def gather(job):
 
 def log(job):
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    text = re.sub(r'(?m)^.*File "<frozen .*\n', "", text)  # only the job's own frames stay
-    text = re.sub(r'(?m)^.*File "\S*(/lib/python3|/on_call/job.py).*\n.*\n(.*\^\^\^+\n)?', "", text)
+    text = re.sub(r'(?m)^.*File "\S*/lib/python3.*\n.*\n(.*\^\^\^+\n)?', "", text)  # only the job's own frames stay
     lines = [re.sub(r"\[rank\d\]: ", "", line)[:220] for line in text.splitlines()]
     lines = [line for line in lines if not re.search(r"\d: *$|\^\^\^", line)]
     return "\n".join(lines[:20] + ["..."] * (len(lines) > 60) + lines[20:][-40:])

@@ -49,18 +49,15 @@ PATIENCE = "It's no deadlock: rank 0 still works. With NCCL, the others' patienc
 ALIKE = "After the all-reduce all ranks are alike, and the log's mean names none."
 AGAIN = "A requeued job finds the same checkpoint each time. Check the weights before you save them."
 NUMBER = "The recorder shows both at the same number. The condition above the broadcast is true on one rank alone."
-DRIVER = (
-    "On a real node it's mostly in a driver's call that never returns, which no signal ends. Here SIGSTOP plays it."
-)
+DRIVER = "On a real node it's mostly in a driver's call, which no signal ends. Here SIGSTOP plays it."
+OWN = "Each node read the newest checkpoint on its own disk."
 INCIDENTS = {
     "early": Incident("uneven data", RANK, DATA, 6, WAIT),
     "alone": Incident("one rank works alone between collectives", RANK, CODE, 3, PATIENCE),
     "straggler": Incident("a slow processor", HOST, NODE, 16, "A slow all-reduce is usually a late partner."),
     "loader": Incident("slow loading", RANK, DATA, 13),
     "bad_sample": Incident("a bad sample", RANK, DATA, 3, ALIKE),
-    "split": Incident(
-        "different checkpoints", ("node {n}",), OLDER, 21, "Each node read its own disk's newest checkpoint."
-    ),
+    "split": Incident("different checkpoints", ("node {n}",), OLDER, 21, OWN),
     "requeue": Incident("a broken checkpoint", ALL, OLDER, 4, AGAIN),
     "swapped": Incident("collectives in a different order", RANK, CODE, 3, NUMBER),
     "same_order": Incident("the same order in every epoch", ALL, CODE, 7),
@@ -99,7 +96,7 @@ CHAINS = (  # incident, clue, what the clue shows of it; all clues of an inciden
     ("xid31", "gpu", "Xid 31 is an access to a wrong address, nearly always by the program"),
     ("xid79", "gpu", "Xid 79: the GPU no longer answers on its bus"),
 )
-ALSO = {"swapped": "recorder", "split": "files"}  # no chain needs it, but it shows the cause
+ALSO = {"swapped": "recorder", "split": "files", "node_dies": "log"}  # no chain needs it, but it shows the cause
 
 
 def answer_to(kind, rank) -> Incident:

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import runpy
 import shutil
 import signal
 import socket
@@ -18,7 +17,8 @@ import numpy as np
 import psutil
 
 from mpdemo.paths import source
-from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH, child_environment
+from mpdemo.world.processes import be_killed_with_parent, child_environment
+from mpdemo.world.warm import run_program
 
 QUIET, BEGIN, LONGEST = 8.0, 100.0, 200.0  # s without a step, s until the first one, s in all: the pager rings
 PAUSES = 8  # times the longest pause so far, on a busy machine
@@ -28,13 +28,13 @@ LAST_WEEK = Path(__file__).with_name("train.py").read_text()  # the program with
 
 def run_rank(program, environment, output):
     """Run the program in a forked process, as a fresh Python would."""
-    PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
+    be_killed_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.clear()
     os.environ.update(environment)
-    runpy.run_path(str(program), run_name="__main__")
+    run_program([str(program)])
 
 
 class Job:

@@ -20,7 +20,7 @@ from mpdemo.cluster import Cluster
 from mpdemo.labs.on_call import clues, faults
 from mpdemo.labs.on_call.incidents import INCIDENTS, seal
 from mpdemo.labs.on_call.job import STEPS, Job, SlurmJob
-from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH
+from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH, clean_up_on_signals
 
 
 def draw(number, slurm=False):
@@ -46,19 +46,17 @@ def record(kind, random, cluster=None):
 
 def page(job, state):
     """What the pager says: only what a monitor sees from outside."""
-    words = {
-        "RUNNING": "is running, and has made no progress for a while",
-        "COMPLETED": "has ended, and its owner says: last week's was faster, or better, or both",
-    }
+    complaint = "has ended, and its owner says: last week's was faster, or better, or both"
+    said = {"RUNNING": "is running, and has made no progress for a while", "COMPLETED": complaint}
     requeued = f"has been requeued {job.restarts} times and " if job.restarts else ""
     saved = max([0, *(int(file.stem.removeprefix("step")) for file in job.out.glob("node*/step*"))])
-    said = requeued + words.get(state, "has failed")
-    return f"Job {job.id} (digits, 2 nodes, 4 ranks) {said}. Last checkpoint: step {saved} of {STEPS}."
+    words = requeued + said.get(state, "has failed")
+    return f"Job {job.id} (digits, 2 nodes, 4 ranks) {words}. Last checkpoint: step {saved} of {STEPS}."
 
 
 def main():
     PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)  # an interrupted cell or a dead kernel ends the job
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    clean_up_on_signals()
     torch.set_num_threads(1)  # no threads before the fork
     asked = json.load(sys.stdin)
     kind, random = draw(asked["number"], asked["slurm"])
