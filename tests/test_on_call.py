@@ -228,7 +228,7 @@ def test_a_wrong_answer_says_which_part_is_wrong_and_costs_half_an_hour(changes,
 def test_what_nobody_asked_is_no_evidence_and_an_unknown_word_costs_nothing(case):
     with pytest.raises(UserError, match="because='files' is none of: nothing that you have asked for"):
         case.answer("rank 0", **RIGHT)
-    with pytest.raises(UserError, match="no clue 'logs'; there are: log 1, "):
+    with pytest.raises(UserError, match="no clue 'logs'; there are: log.1, "):
         case.ask("logs")
     with pytest.raises(UserError, match="where='rank 7' is none of: rank 0; "):
         case.answer("rank 7", **RIGHT)

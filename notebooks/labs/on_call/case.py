@@ -72,7 +72,7 @@ def choices():
 
 
 def prices():
-    return ", ".join(f"{name} {minutes}" for name, (minutes, _) in COST.items())
+    return ", ".join(f"{name}\N{NO-BREAK SPACE}{minutes}" for name, (minutes, _) in COST.items())
 
 
 class Case:

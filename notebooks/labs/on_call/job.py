@@ -135,13 +135,14 @@ class Job:
         """Wait until the pager rings: the job has ended, or no step came for some seconds, or its time is over."""
         begin = last = time.monotonic()
         size, pause = -1, 0.0
-        while (now := time.monotonic()) - begin < LONGEST and self.state() == "RUNNING":
-            stepping = 0 < self.step < STEPS
+        while self.state() == "RUNNING":
+            now, stepping = time.monotonic(), 0 < self.step < STEPS
             written = [*self.out.glob("metrics-*"), *self.out.glob("job.log")]
             if size != (size := sum(file.stat().st_size for file in written)):
                 pause, last = max(pause, (now - last) * stepping), now
             failed = any(process.exitcode for process in self.processes)
-            if now - last > (max(self.patience, PAUSES * pause) if stepping or failed else BEGIN):
+            quiet = max(self.patience, PAUSES * pause) if stepping or failed else BEGIN
+            if now - last > quiet or now - begin > LONGEST:
                 return
             time.sleep(0.3)
         for label in self.labels:
