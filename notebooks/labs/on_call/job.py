@@ -32,6 +32,7 @@ def run_rank(program, environment, output):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # whatever the parent has put there
     os.environ.clear()
     os.environ.update(environment)
     run_program([str(program)])
