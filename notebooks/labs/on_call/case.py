@@ -1,12 +1,8 @@
-"""On call: a page, a real job with a fault that you don't know, questions that cost minutes, and a verdict.
-
-case = on_call(3)                # the number draws the fault, its rank and its details
-case.ask("log")
-print(case.answer("rank 2", "uneven data", "repair that rank's data, resume", because="files"))
-"""
+"""On call: a page, a real job with a fault that you don't know, questions that cost minutes, and a verdict."""
 
 import base64
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,42 +11,38 @@ import psutil
 from IPython.display import display
 
 from mpdemo.errors import UserError, wrapped
-from mpdemo.labs.on_call.incidents import (
-    CAUSES,
-    COST,
-    INCIDENTS,
-    NEXT,
-    NODE,
-    PAR,
-    PORT,
-    ROOM,
-    filled,
-    unseal,
-)
-from mpdemo.notebook.plots import curves
+from mpdemo.labs.on_call.incidents import CAUSES, COST, NEXT, PLACES, answer_to, unseal
+from mpdemo.notebook.plots import curves, style
 from mpdemo.paths import root, source
 from mpdemo.world.processes import PROCESS_MIB, child_environment
 
 GPUS, WRONG = 64, 30  # of the job in the story; minutes that a wrong verdict costs: the job fails again in the same way
 SECONDS = 400  # until the page, at the very most
-PLACES = [*(f"rank {rank}" for rank in range(4)), "node 1", "node 2", "all ranks"]
 STARTED = {}  # by number: a cell that is run again finds its case
 FOLDER = "runs/on_call"  # of the flight recorders' files
+LOOKS = {  # of a collective
+    "all_reduce": {"facecolor": style.paler(style.SKY, 0.8)},
+    "broadcast": {"facecolor": style.paler(style.ORANGE, 0.8), "hatch": "////"},
+    "barrier": {"facecolor": style.paler(style.GREEN, 0.7), "hatch": "...."},
+    "not called": {"facecolor": "none", "linestyle": ":"},
+}
 
 
 def on_call(number=..., slurm=False):
     """Start a job with a fault, wait until the pager rings, and return the case; for the same number, the same case.
 
-    The job has ended by then: what you ask for was gathered at the moment of the page. With `slurm` it's a job on a
+    What you ask for was gathered at the moment of the page; then the job was ended. With `slurm` it's a job on a
     throw-away Slurm, where a node can die.
     """
     if number is ...:
         print("No page yet. Replace the ... by a number, and run this cell again.")
         return Case()
-    if (case := STARTED.get((number, slurm))) is None:
-        case = STARTED[number, slurm] = Case(recorded(number, slurm))
-    page = unseal(case._sealed)["page"]
-    print(wrapped(f"03:12. {page} Clues, and the minutes they cost: {prices()}."))
+    if (number, slurm) not in STARTED:
+        STARTED[number, slurm] = Case(recorded(number, slurm))
+    case = STARTED[number, slurm]
+    print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
+    if case.minutes:
+        print(wrapped(f"Your clock goes on: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."))
     return case
 
 
@@ -80,7 +72,7 @@ def choices():
 
 
 def prices():
-    return ", ".join(f"{name} {minutes}" for name, (minutes, _) in COST.items())
+    return ", ".join(f"{name}\N{NO-BREAK SPACE}{minutes}" for name, (minutes, _) in COST.items())
 
 
 class Case:
@@ -102,59 +94,43 @@ class Case:
         self._asked.append(name)
         incident = unseal(self._sealed)
         print(f"{COST[name][1]} ({COST[name][0]} min, {self.minutes} in all)\n{incident['clues'][name]}")
-        if name in ("loss", "losses") and incident["curves"]:
-            display(curves(lines_of(incident["curves"], name)))
+        if name in incident["curves"]:
+            display(curves(incident["curves"][name]))
         if name == "recorder":
             write_recorders(incident["dumps"])
 
     def answer(self, where=..., cause=..., then=..., because=...):
         """Judge where it is, what it is, what to do next, and the clue that shows it; a wrong answer costs minutes."""
-        given = where, cause, then, because
-        if self._sealed is None or ... in given:
+        given = {"where": where, "cause": cause, "then": then, "because": because}
+        if self._sealed is None or ... in given.values():
             return ...
-        allowed = PLACES, CAUSES, NEXT, self._asked
-        for value, words, what in zip(given, allowed, ("where", "cause", "then", "because"), strict=True):
+        for (what, value), words in zip(given.items(), (PLACES, CAUSES, NEXT, self._asked), strict=True):
             if value not in words:
                 raise UserError(f"{what}={value!r} is none of: {'; '.join(words) or 'nothing that you have asked for'}")
         incident = unseal(self._sealed)
-        if wrong := self._wrong(incident, *given):
+        truth = answer_to(incident["kind"], incident["rank"])
+        wrong = ["where it is"] * (where not in truth.where) + ["the cause"] * (cause != truth.cause)
+        wrong += ["what to do next"] * (then != truth.then)
+        if not wrong and because not in truth.evidence:
+            wrong = [f"the evidence, since {because} doesn't show this cause"]
+        if wrong:
             self.minutes += WRONG
             return f"Wrong: {', '.join(wrong)}. The job fails again in the same way, which costs {WRONG} minutes."
-        return verdict(incident, self.minutes)
-
-    def _wrong(self, incident, where, cause, then, because):
-        """Name what is wrong with an answer."""
-        truth, rank = INCIDENTS[incident["kind"]], incident["rank"]
-        places = {incident["where"]}
-        if truth.next in (NODE, PORT, ROOM):  # the rank and its node are the same place
-            places |= {f"rank {rank}", filled("node {n}", rank)}
-        wrong = ["where it is"] * (where not in places) + ["the cause"] * (cause != truth.cause)
-        wrong += ["what to do next"] * (then != truth.next)
-        shown = because in [*truth.also, *(name for name, *_ in truth.chain)]
-        return wrong or ([] if shown else [f"the evidence, since {because} doesn't show this cause"])
+        return verdict(truth, self.minutes)
 
 
-def verdict(incident, minutes):
-    """Say what a right answer cost beside the best order of questions, and what each clue showed."""
-    truth, rank, par = INCIDENTS[incident["kind"]], incident["rank"], PAR[incident["kind"]]
-    lost, least = (minutes * GPUS / 60 for minutes in (minutes, par))
-    score = f"{lost:.1f} GPU hours lost on {GPUS} GPUs. The best order of questions loses {least:.1f} on such a page"
-    lines = [f"Right. {score}: score {min(1, par / minutes):.0%}."]
-    lines += [f"{name} ({COST[name][0]} min): {filled(said, rank)}." for name, _, said in truth.chain]
-    return " ".join([*lines, filled(truth.why, rank)]).strip()
+def verdict(truth, minutes):
+    """Say what a right answer cost, beside par, and what each clue showed.
 
-
-def lines_of(losses, name):
-    """Return the curves of a clue: the mean beside last week's, or each rank's own."""
-    first, ranks = losses["first"], losses["ranks"]
-    lines = {f"rank {rank}": values for rank, values in enumerate(ranks)}
-    if name == "loss":
-        mean = [sum(values) / len(ranks) for values in zip(*ranks, strict=True)]
-        lines = {"this run": mean, "last week": losses["last week"]}
-    return {
-        label: [{"step": step, "loss": loss} for step, loss in enumerate(values, first)]
-        for label, values in lines.items()
-    }
+    Par is what the fault costs someone who knows all chains of clues, and always asks in the same order until a chain
+    is complete: the order that is cheapest on average over the faults with such a page.
+    """
+    lost, par = (cost * GPUS / 60 for cost in (minutes, truth.par))
+    rule = "with the one order of questions that is cheapest on average for such a page; luck can beat it"
+    score = f"score {min(1, truth.par / minutes):.0%}"
+    lines = [f"Right. {lost:.1f} GPU hours lost on {GPUS} GPUs. Par is {par:.1f}, {rule}: {score}."]
+    lines += [f"{clue} ({COST[clue][0]} min): {said}." for clue, said in truth.chain]
+    return " ".join([*lines, truth.why]).strip()
 
 
 def write_recorders(dumps):
@@ -163,3 +139,30 @@ def write_recorders(dumps):
     folder.mkdir(parents=True)
     for rank, dump in dumps.items():
         (folder / f"rank_{rank}").write_bytes(base64.b64decode(dump))
+
+
+def who_waits(most=5):
+    """Draw the last collectives of each rank, by number, from the flight recorders that `ask` has left."""
+    calls = {}  # of each rank, by number
+    for file in sorted((root() / FOLDER).glob("rank_*")):
+        entries = pickle.loads(file.read_bytes())["entries"]
+        names = {entry["collective_seq_id"]: entry["profiling_name"].partition(":")[2] for entry in entries}
+        calls[file.name.replace("_", " ")] = names
+    last = max(map(max, calls.values()))
+    numbers = range(last - most + 1, last + 1)
+
+    def paint(figure, axes):
+        for height, called in enumerate(calls.values()):
+            for number in numbers:
+                name = called.get(number, "not called")
+                look = style.EDGE | LOOKS.get(name, {"facecolor": style.PAPER})
+                axes.barh(height, 0.9, left=number - 0.45, height=0.7, **look)
+                box = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1}
+                axes.text(number, height, name, ha="center", va="center", fontsize=8, bbox=box)
+        axes.set(xlabel="number of the collective", xlim=(numbers[0] - 0.6, last + 0.6), xticks=numbers)
+        axes.grid(visible=False)
+        style.name_bars(axes, range(len(calls)), list(calls))
+
+    ends = [f"{rank} waits in number {max(called)}, {called[max(called)]}" for rank, called in calls.items()]
+    alt = f"Collectives {numbers[0]} to {last} of each rank. {'; '.join(ends)}."
+    return style.picture(paint, "the last collectives of each rank, by number", alt, 7.2, 2.4)

@@ -6,7 +6,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,68 +14,63 @@ import numpy as np
 import psutil
 import torch
 
-from mpdemo.labs.on_call.job import RANKS
-from mpdemo.world.processes import child_environment
+from mpdemo.labs.on_call.incidents import COST
+from mpdemo.labs.on_call.job import LAST_WEEK, RANKS
 
-LAST_WEEK = json.loads(Path(__file__).with_name("last_week.json").read_text())  # the mean loss of each step
+MEANS = json.loads(Path(__file__).with_name("last_week.json").read_text())  # last week's mean loss of each step
 NO_GPU = "(recorded: this machine has no GPU)\ndmesg: no line with NVRM; nvidia-smi: all 8 GPUs, no ECC errors"
+ENDED = (
+    "(No process of the job is left. Ask state how each one ended, log for their last words, times for what they did.)"
+)
 
 
 def gather(job):
-    """Return the text of every clue, by name. The log comes before the stacks, which are written into it."""
-    first = ("state", "log", "explain", "stacks", "recorder")
-    names = [*first, *(name for name in CLUES if name not in first)]
-    said = {name: CLUES[name](job).replace(f"{job.out}/", "") for name in names}
-    return {name: said[name] for name in CLUES}
+    """Return the text of every clue, by name."""
+    said = {name: globals()[name](job).replace(f"{job.out}/", "") for name in COST}
+    if not job.pids():
+        said |= {name: f"{said[name]}\n{ENDED}" for name in ("stacks", "node", "gpu")}
+    return said
 
 
 def log(job):
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    text = re.sub(r'(?m)^.*File "<frozen .*\n', "", text)
-    text = re.sub(
-        r'(?m)^.*File "\S*(/lib/python3|/on_call/job.py).*\n.*\n(.*\^\^\^+\n)?', "", text
-    )  # not the job's own
-    dull = re.compile(r"\d: *$|\^\^\^|Extension modules")
-    lines = [re.sub(r"\[rank\d\]: ", "", line)[:220] for line in text.splitlines() if not dull.search(line)]
+    text = re.sub(r'(?m)^.*File "\S*/lib/python3.*\n.*\n(.*\^\^\^+\n)?', "", text)  # only the job's own frames stay
+    lines = [re.sub(r"\[rank\d\]: ", "", line)[:220] for line in text.splitlines()]
+    lines = [line for line in lines if not re.search(r"\d: *$|\^\^\^", line)]
     return "\n".join(lines[:20] + ["..."] * (len(lines) > 60) + lines[20:][-40:])
+
+
+def state(job):
+    return f"job {job.id}: {job.state()}, requeued {job.restarts} times; {'; '.join(job.ends())}"
 
 
 def stacks(job):
     """Two dumps, so that one sees what moves."""
-    return "\n".join(line for when in ("now", "a moment later") for line in (f"{when}:", *_dump_stacks(job)))
+    return "\n".join(line for when in ("now", "a moment later") for line in (f"{when}:", *dumped_stacks(job)))
 
 
-def _dump_stacks(job):
-    size = job.log.stat().st_size if job.log.exists() else 0
-    for rank in job.pids():
-        job.send(rank, signal.SIGUSR2)
-
-    def text():
-        return job.log.read_bytes()[size:].decode(errors="replace") if job.log.exists() else ""
-
-    _wait(lambda: all(re.search(rf"(?m)^ *{rank}: .* in <module>", text()) for rank in job.pids()))
-    text = text()
-    for rank in RANKS:
-        blocks = re.split(rf"(?m)^ *{rank}: (?:Current thread|Thread|Stack).*$", text)
-        frames = re.findall(rf'^ *{rank}:   File "(\S+)", line (\d+) in (\S+)', blocks[-1], re.M)
-        named = [
-            f"{function} ({Path(file).name}:{line})" for file, line, function in frames if "c10d_logger" not in file
-        ]
-        own = " < ".join(f for i, f in enumerate(named) if not i or "train.py" in f and "<module>" not in f)
+def dumped_stacks(job):
+    """Let the ranks write their stacks; yield each one's main thread, with the innermost call first."""
+    files = [job.out / f"stacks_{rank}" for rank in RANKS]
+    for file in files:
+        file.write_text("")
+    signal_and_wait(job, signal.SIGUSR2, lambda rank: " in <module>" in files[rank].read_text())
+    for rank, file in enumerate(files):
+        main = re.split(r"(?m)^(?:Current thread|Thread).*$", file.read_text())[-1]
+        frames = [frame for frame in re.findall(r'File "(\S+)", line (\d+) in (\S+)', main) if "logger" not in frame[0]]
+        named = [f"{function} ({Path(path).name}:{line})" for path, line, function in frames]
+        own = named[:1] + [name for name in named[1:] if "train.py" in name and "<module>" not in name]
         silent = "no answer: its process is there" if rank in job.pids() else "no process"
-        yield f"rank {rank}: {own or silent}"
+        yield f"rank {rank}: {' < '.join(own) or silent}"
 
 
-def _wait(ready, seconds=6):
-    """Wait until every rank has answered a signal, or for some seconds: one may stand still."""
+def signal_and_wait(job, sign, answered, seconds=6):
+    """Send a signal to all ranks, and wait until every one has answered, or for some seconds: one may stand still."""
+    job.send(sign)
     end = time.monotonic() + seconds
-    while not ready() and time.monotonic() < end:
+    while not all(map(answered, job.pids())) and time.monotonic() < end:
         time.sleep(0.1)
     time.sleep(0.3)  # for the end of what it writes
-
-
-def state(job):
-    return job.in_words()
 
 
 def common_steps(job):
@@ -88,16 +82,30 @@ def common_steps(job):
 
 def loss(job):
     """The mean loss over the ranks, beside last week's."""
-    if not (rows := common_steps(job)).size:
+    if not (lines := curves(job).get("loss")):
         return "no step"
-    first = int(rows[0, 0, 0])
-    mean, week = rows[:, :, 3].mean(0), LAST_WEEK[first - 1 :]
-    lines = [f"from step {first}, means of 6 steps", f"this run: {_sixes(mean)}", f"last week: {_sixes(week)}"]
-    return "\n".join(lines)
+    first = lines["this run"][0]["step"]
+    return "\n".join([f"from step {first}, means of 6 steps", *(f"{name}: {sixes(lines[name])}" for name in lines)])
 
 
-def _sixes(values):
+def sixes(points):
+    values = [point["loss"] for point in points]
     return " ".join(f"{np.mean(values[i : i + 6]):.2f}" for i in range(0, len(values), 6))
+
+
+def curves(job):
+    """Return the lines of the pictures: the mean loss beside last week's, and each rank's own."""
+    if not (rows := common_steps(job)).size:
+        return {}
+    first = int(rows[0, 0, 0])
+    means = {"this run": rows[:, :, 3].mean(0), "last week": MEANS[first - 1 :]}
+    own = {f"rank {rank}": values for rank, values in enumerate(rows[:, :, 3])}
+
+    def points(values):
+        return [{"step": step, "loss": float(value)} for step, value in enumerate(values, first)]
+
+    pictures = {"loss": means, "losses": own}
+    return {clue: {label: points(values) for label, values in lines.items()} for clue, lines in pictures.items()}
 
 
 def losses(job):
@@ -108,32 +116,38 @@ def losses(job):
     odd = np.flatnonzero(~np.isfinite(table).all(1))
     at = int(odd[0]) if len(odd) else len(table) - 1
     shown = range(max(0, at - 2), min(len(table), at + 2))
-    lines = [f"step {rows[0, i, 0]:.0f}: {_by_rank(table[i])}" for i in shown]
-    return "\n".join([*lines, f"mean of the first 10 steps: {_by_rank(table[:10].mean(0))}"])
+    lines = [f"step {rows[0, i, 0]:.0f}: {by_rank(table[i])}" for i in shown]
+    return "\n".join([*lines, f"mean of the first 10 steps: {by_rank(table[:10].mean(0))}"])
 
 
-def _by_rank(values):
+def by_rank(values):
     return ", ".join(f"rank {rank} {value:.3f}" for rank, value in enumerate(values))
+
+
+def weights(job):
+    if not (rows := common_steps(job)).size:
+        return "no step"
+    return "\n".join(f"rank {rank}: norm^2 {x[7]:.4f} after step {x[0]:.0f}" for rank, x in enumerate(rows[:, -1]))
 
 
 def times(job):
     lines = []
     for rank in RANKS:
         rows = job.rows(rank)
-        ms = np.median(rows[len(rows) // 4 :, 4:7], 0) * 1000 if len(rows) else [np.nan] * 3
-        parts = f"load {ms[0]:.1f}, compute {ms[1]:.1f} (CPU time), all-reduce {ms[2]:.1f} ms"
+        load, compute, reduce = np.median(rows[len(rows) // 4 :, 4:7], 0) * 1000 if len(rows) else [np.nan] * 3
+        parts = f"load {load:.1f}, compute {compute:.1f} (CPU time), all-reduce {reduce:.1f} ms"
         lines.append(f"rank {rank}: {len(rows)} steps; {parts}")
     return "\n".join(lines)
 
 
 def recorder(job):
     """The last two collectives of each rank, and who comes last to the others."""
-    for rank in job.pids():
-        job.send(rank, signal.SIGUSR1)
-    _wait(lambda: all((job.out / f"recorder_{rank}").exists() for rank in job.pids()))
+    signal_and_wait(job, signal.SIGUSR1, lambda rank: (job.out / f"recorder_{rank}").exists())
     dumps = {rank: dump["entries"] for rank, dump in dumps_of(job).items()}
     lines = [f"rank {rank}: no dump" for rank in RANKS if rank not in dumps]
-    lines += [f"rank {rank}: last calls: {'; '.join(map(_call, entries[-2:]))}" for rank, entries in dumps.items()]
+    for rank, entries in dumps.items():
+        calls = [f"{e['collective_seq_id']} {e['profiling_name'][5:]} {(e['input_sizes'] or [[]])[0]}" for e in entries]
+        lines.append(f"rank {rank}: last calls: {'; '.join(calls[-2:])}")
     moments = [{entry["collective_seq_id"]: entry["time_created_ns"] for entry in dump} for dump in dumps.values()]
     common = sorted(set.intersection(*map(set, moments)))[10:] if len(moments) == 4 else []
     if common:
@@ -156,47 +170,28 @@ def readable(dump):
     return dump
 
 
-def curves(job):
-    """Return what the pictures of the losses show: the first step, each rank's losses, and last week's mean."""
-    if not (rows := common_steps(job)).size:
-        return {}
-    first = int(rows[0, 0, 0])
-    return {"first": first, "ranks": rows[:, :, 3].tolist(), "last week": LAST_WEEK[first - 1 :]}
-
-
-def _call(entry):
-    sizes = (entry["input_sizes"] or [[]])[0]
-    return f"{entry['collective_seq_id']} {entry['profiling_name'][5:]} {sizes}"
-
-
 def node(job):
-    lines = []
-    for number in (1, 2):
+    lines, pids = [], job.pids()
+    for number, ranks in (1, (0, 1)), (2, (2, 3)):
         words = ["df", "--output=size,avail,pcent", "-B1M", job.out / f"node{number}"]
         _, free, used = subprocess.check_output(words, text=True).split()[-3:]
-        pids = job.pids()
-        states = [
-            f"rank {rank} {psutil.Process(pids[rank]).status() if rank in pids else 'no process'}"
-            for rank in (2 * number - 2, 2 * number - 1)
-        ]
-        lines.append(f"node {number}: own disk {used} used, {free} MB free; {', '.join(states)}")
+        states = {rank: psutil.Process(pids[rank]).status() if rank in pids else "no process" for rank in ranks}
+        said = [f"rank {rank} {status.replace('stopped', 'stands still')}" for rank, status in states.items()]
+        lines.append(f"node {number}: own disk {used} used, {free} MB free; {', '.join(said)}")
     return "\n".join(lines)
 
 
 def files(job):
+    """Data and checkpoints; those of one step stand together, so that one sees where the nodes differ."""
+    found = sorted([*job.out.glob("data/train*"), *job.out.glob("node*/*")], key=lambda file: (file.name, file.parent))
     lines = []
-    for file in sorted([*job.out.glob("node*/*"), *job.out.glob("data/train*")]):
-        what = images_in(file) if file.suffix == ".npz" else checkpoint_in(file)
+    for file in found:
+        what = f"images {(x := np.load(file)['images']).shape} {x.dtype}" if file.suffix == ".npz" else checkpoint(file)
         lines.append(f"{file.relative_to(job.out)}: {file.stat().st_size / 1000:.0f} kB, {what}")
     return "\n".join(lines)
 
 
-def images_in(file):
-    images = np.load(file)["images"]
-    return f"images {images.shape} {images.dtype}"
-
-
-def checkpoint_in(file):
+def checkpoint(file):
     try:
         state = torch.load(file)
     except Exception as error:
@@ -219,27 +214,6 @@ def order(job):
     return "\n".join(lines)
 
 
-def weights(job):
-    if not (rows := common_steps(job)).size:
-        return "no step"
-    return "\n".join(f"rank {rank}: norm^2 {x[7]:.4f} after step {x[0]:.0f}" for rank, x in enumerate(rows[:, -1]))
-
-
-def explain(job):
-    """What `mpdemo explain` says of the log."""
-    words = [sys.executable, "-m", "mpdemo", "explain", job.log]
-    env = child_environment() | {"NO_COLOR": "1"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
-    return (done.stdout + done.stderr).strip()
-
-
 def diff(job):
-    before = Path(__file__).with_name("train.py").read_text().splitlines()
-    lines = difflib.unified_diff(before, job.program.splitlines(), "last week", "now", n=0, lineterm="")
-    return "\n".join(lines)
-
-
-CLUES = {
-    name.__name__: name
-    for name in (log, state, loss, stacks, explain, times, losses, recorder, node, files, gpu, order, weights, diff)
-}
+    before, now = LAST_WEEK.splitlines(), job.program.splitlines()
+    return "\n".join(difflib.unified_diff(before, now, "last week", "now", n=0, lineterm=""))

@@ -20,7 +20,7 @@ from mpdemo.cluster import Cluster
 from mpdemo.labs.on_call import clues, faults
 from mpdemo.labs.on_call.incidents import INCIDENTS, seal
 from mpdemo.labs.on_call.job import STEPS, Job, SlurmJob
-from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH
+from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH, clean_up_on_signals
 
 
 def draw(number, slurm=False):
@@ -28,42 +28,35 @@ def draw(number, slurm=False):
     kinds = [kind for kind in INCIDENTS if kind not in (faults.ONLY_LOCAL if slurm else faults.ONLY_SLURM)]
     random = np.random.default_rng(list(hashlib.sha256(f"03:12, {number}".encode()).digest()))
     kind = kinds[int(random.integers(len(kinds)))]
-    if kind == "full" and os.geteuid():  # only root mounts a disk
-        kind = "requeue"
-    return kind, random
+    return "requeue" if kind == "full" and os.geteuid() else kind, random  # only root mounts a disk
 
 
 def record(kind, random, cluster=None):
-    """Run one incident; return its page, its clues, and where the fault is."""
+    """Run one incident; return its page, its clues, and which it is."""
     job = SlurmJob(random, cluster) if cluster else Job(random)
     try:
-        where = getattr(faults, kind)(job)
+        getattr(faults, kind)(job)
         faults.disguise(job)
-        job.start()
-        job.wait()
-        said = clues.gather(job)
+        told = {"kind": kind, "rank": job.rank, "page": page(job, job.run()), "clues": clues.gather(job)}
         dumps = {rank: base64.b64encode(pickle.dumps(dump)).decode() for rank, dump in clues.dumps_of(job).items()}
-        told = {"page": page(job), "clues": said, "curves": clues.curves(job), "dumps": dumps}
-        return told | {"kind": kind, "rank": job.rank, "where": where}
+        return told | {"curves": clues.curves(job), "dumps": dumps}
     finally:
         job.close()
 
 
-def page(job):
+def page(job, state):
     """What the pager says: only what a monitor sees from outside."""
-    words = {
-        "RUNNING": "has stopped making progress" if job.step else "hasn't begun to train",
-        "COMPLETED": "has ended, and its owner says: last week's was faster, or better, or both",
-    }
-    said = words.get(job.paged, f"has ended as {job.paged}")
-    if job.restarts:
-        said = f"has been requeued {job.restarts} times and {said}"
-    return f"Job {job.id} (digits, 2 nodes, 4 ranks) {said}. Last step: {job.step} of {STEPS}."
+    complaint = "has ended, and its owner says: last week's was faster, or better, or both"
+    said = {"RUNNING": "is running, and has made no progress for a while", "COMPLETED": complaint}
+    requeued = f"has been requeued {job.restarts} times and " if job.restarts else ""
+    saved = max([0, *(int(file.stem.removeprefix("step")) for file in job.out.glob("node*/step*"))])
+    words = requeued + said.get(state, "has failed")
+    return f"Job {job.id} (digits, 2 nodes, 4 ranks) {words}. Last checkpoint: step {saved} of {STEPS}."
 
 
 def main():
     PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM)  # an interrupted cell or a dead kernel ends the job
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    clean_up_on_signals()
     torch.set_num_threads(1)  # no threads before the fork
     asked = json.load(sys.stdin)
     kind, random = draw(asked["number"], asked["slurm"])

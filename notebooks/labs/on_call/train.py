@@ -1,6 +1,5 @@
 """Train a classifier of digits on four ranks, in plain PyTorch: the job that the pages are about."""
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -23,8 +22,8 @@ def write_recorder():
     (OUT / f"recorder_{RANK}").write_bytes(_dump_fr_trace(True, False))  # without stacks, which take seconds
 
 
-def dump_on_signal():
-    """Write the flight recorder's file on demand, even while the main thread hangs."""
+def write_on_signal():
+    """Write the flight recorder on demand, even while the main thread hangs."""
     while signal.sigwait({signal.SIGUSR1}):
         write_recorder()
 
@@ -93,10 +92,10 @@ def train(model, start, log):
 
 
 def main():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
-    faulthandler.register(signal.SIGUSR2)
+    stacks = os.open(OUT / f"stacks_{RANK}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    faulthandler.register(signal.SIGUSR2, stacks)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    threading.Thread(target=dump_on_signal, daemon=True).start()
+    threading.Thread(target=write_on_signal, daemon=True).start()
     dist.init_process_group("gloo")
     torch.manual_seed(SEED)
     layers = nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 96, 3, padding=1), nn.ReLU(), nn.Flatten()
