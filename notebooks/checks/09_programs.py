@@ -56,11 +56,11 @@ def test_09_5(rank, n):
         got += islice(samples, stop - start)
         returned = part.state_dict()
         at_once, ahead = pickle.dumps(returned), list(islice(samples, AHEAD))
-        state = pickle.dumps(returned)  # training has gone on, as it does while a checkpoint is written
+        state = pickle.dumps(returned)  # training has continued, as it does while a checkpoint is written
         if got == whole[:stop]:
             continue
         said = f"{('Started anew', 'After the first resume', 'After the second resume')[life]}, rank {rank}"
-        assert not changes, f"{said} gets other samples: what state_dict returned has changed while training went on."
+        assert not changes, f"{said} gets other samples: what state_dict returned has changed while training continued."
         again = sorted({*got[start:]} & {*got[:start]})
         assert not again, f"{said} gets sample {again[0]} again. What does the state count from?"
         lost = sorted({*whole} - {*got, *ahead})
