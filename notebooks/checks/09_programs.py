@@ -43,26 +43,31 @@ def stream(opened):
 
 
 def test_09_5(rank, n):
-    whole, state, opened, got = list(islice(stream([]), STOPS[-1])), None, [], []
-    both = [sample for own in gathered(whole) for sample in own]
+    whole, opened, got, state, at_once = list(islice(stream([]), STOPS[-1])), [], [], None, None
+    both = sum(gathered(whole), [])
     twice = sorted({sample for sample in both if both.count(sample) > 1})
     assert not twice, f"Without a stop, {len(twice)} samples come twice, such as {twice[0]}: which rank gets which?"
     assert whole != sorted(whole), "It doesn't shuffle any more: the samples come in the stream's order."
     for life, stop in enumerate(STOPS):
-        part, which = stream(opened), ("", "first", "second")[life]
+        part, start, changes = stream(opened), len(got), state != at_once
         if life:
             part.load_state_dict(pickle.loads(state))
-        new, before = list(islice(part, stop - len(got))), [*got]
-        got += new
-        state = pickle.dumps(part.state_dict())
-        again = sorted({*new} & {*before})
-        late = f"and rank {rank} gets sample {min(again, default=0)} again. What does the state count from?"
-        assert not again or life < 2, f"The first resume is right. The second one goes back, {late}"
-        assert not again, f"The first resume goes back, {late}"
-        if got != whole[:stop]:
-            lost = sorted({*whole} - {*got} - {*islice(part, AHEAD)})
-            assert not lost, f"After the {which} resume, rank {rank} never gets {lost}: they were in the buffer."
-            other = f"rank {rank} gets {new[0]}, not {whole[len(before)]}"
-            raise AssertionError(f"After the {which} resume, {other}: another order.")
+        samples = iter(part)
+        got += islice(samples, stop - start)
+        returned = part.state_dict()
+        at_once, ahead = pickle.dumps(returned), list(islice(samples, AHEAD))
+        state = pickle.dumps(returned)  # training has continued, as it does while a checkpoint is written
+        if got == whole[:stop]:
+            continue
+        said = f"{('Started anew', 'After the first resume', 'After the second resume')[life]}, rank {rank}"
+        assert not changes, f"{said} gets other samples: what state_dict returned has changed while training continued."
+        again = sorted({*got[start:]} & {*got[:start]})
+        assert not again, f"{said} gets sample {again[0]} again. What does the state count from?"
+        lost = sorted({*whole} - {*got, *ahead})
+        assert not lost, f"{said} never gets {lost}: they were in the buffer."
+        twice = sorted(sample for sample in {*got} if [*got, *ahead].count(sample) > 1)
+        assert not twice, f"{said} gets sample {twice[0]} twice: it was in the buffer, and is read again."
+        first = [sample == other for sample, other in zip(got, whole, strict=False)].index(False)
+        raise AssertionError(f"{said} gets {got[first]}, not {whole[first]}: another order.")
     far = f"It's right, but each resume reads the stream from sample {opened[2]} on: terabytes, in a real one."
     assert opened[2] > STOPS[1], far

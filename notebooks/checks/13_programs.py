@@ -7,6 +7,7 @@ import sys
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
 
-from checks.helpers import gathered
+from checks.helpers import gathered, wait_for_all
 
 
 def polar(gradient):
@@ -38,7 +39,7 @@ def sharded():
 
 def test_13_1(rank, n):
     wholes, weights = sharded()
-    before, calls = [whole.detach().clone() for whole in wholes], []
+    before, calls, alone = [whole.detach().clone() for whole in wholes], [], []
 
     def update(gradient):
         assert not isinstance(gradient, DTensor), "update was given a DTensor: each product in it would communicate."
@@ -46,27 +47,34 @@ def test_13_1(rank, n):
         rows = f"update was given a matrix of {shape}, which no weight is: only a shard of its rows."
         assert any(gradient.shape == whole.shape for whole in wholes), rows
         calls.append(shape)
+        try:
+            wait_for_all(f"update {len(calls)}", 0.01 if alone else 3)
+        except dist.DistStoreError:
+            alone.append(f"While rank {rank} computes the update of {shape}, the other rank waits. Let both compute.")
         return polar(gradient)
 
     with CommDebugMode() as sent:
         step(weights, update)
-    for name in {name for ranks in gathered(calls) for name in ranks}:
+    by_rank = gathered(calls)
+    for name in {*sum(by_rank, [])}:
         twice = f"Each rank computes the update of the matrix of {name}. Its owner alone should."
-        assert not all(name in ranks for ranks in gathered(calls)), twice
-    numbers = [len(ranks) for ranks in gathered(calls)]
+        assert not all(name in names for names in by_rank), twice
+    numbers = [len(names) for names in by_rank]
     assert sum(numbers), "No rank calls update."
     assert sum(numbers) == len(weights), (
         f"There are {len(weights)} matrices, and update was called {sum(numbers)} times."
     )
     assert min(numbers) == max(numbers), f"Rank {numbers.index(max(numbers))} owns {max(numbers)} of the 4 matrices."
+    serial = sum(gathered(alone), [])
+    assert not serial, serial[0]
     everyone = [str(name) for name in sent.get_comm_counts() if re.search("all_?gather|broadcast", str(name))]
     assert not everyone, f"{everyone[0]}: each rank gets all rows, but needs only its own of what others own."
     assert all(isinstance(weight, DTensor) for weight in weights), "A weight isn't sharded any more."
     for number, (weight, whole, old) in enumerate(zip(weights, wholes, before, strict=True)):
         own, where = weight.full_tensor(), f"Weight {number}, {' x '.join(map(str, old.shape))},"
         moved, right = old - own, polar(whole.grad)
-        for piece, old_rows in zip(moved.chunk(n), right.chunk(n), strict=True):
-            assert piece.any(), f"{where} hasn't changed in the {len(old_rows)} rows of some rank."
+        for rows in moved.chunk(n):
+            assert rows.any(), f"{where} hasn't changed in the {len(rows)} rows of some rank."
         assert not torch.allclose(moved, -right, atol=1e-5), f"{where} goes uphill: the update is to be subtracted."
         off = f"{where} differs from one device's by {(moved - right).abs().max():.3f}. Which rank has which rows?"
         assert torch.allclose(moved, right, atol=1e-5), off

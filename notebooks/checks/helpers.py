@@ -4,6 +4,7 @@ import math
 import re
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
@@ -103,11 +104,12 @@ def slow_saves():
     torch.save = save
 
 
-def wait_for_all():
+def wait_for_all(name=None, seconds=300):
     """Wait for the other ranks without a collective, which would be taken for one that the reader's program lacks."""
-    store, number, ranks = (dist.distributed_c10d._get_default_store(), next(CALLS), range(dist.get_world_size()))
-    store.set(f"arrived {number} {dist.get_rank()}", "1")
-    store.wait([f"arrived {number} {rank}" for rank in ranks])
+    name, ranks = name or f"arrived {next(CALLS)}", range(dist.get_world_size())
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name} {dist.get_rank()}", "1")
+    store.wait([f"{name} {rank}" for rank in ranks], timedelta(seconds=seconds))
 
 
 def run_test(file, test, program):

@@ -27,7 +27,7 @@ from mpdemo.world.launch import end
 
 
 class Digits(pl.LightningDataModule):
-    """The images: every process takes its share of each batch of `batch_size` images."""
+    """The images: every process takes its slice of each batch of `batch_size` images."""
 
     def __init__(self, batch_size):
         super().__init__()
@@ -35,18 +35,18 @@ class Digits(pl.LightningDataModule):
 
     def setup(self, stage):
         self.dataset = data.load("digits")
-        self.share = self.batch_size // self.trainer.world_size
+        self.size = self.batch_size // self.trainer.world_size  # of a process
         self.ranks = self.trainer.world_size, self.trainer.global_rank
 
     def train_dataloader(self):
         images = self.dataset.train
         # Lightning calls sampler.set_epoch
         sampler = DistributedSampler(images, *self.ranks, drop_last=True)
-        return DataLoader(images, self.share, sampler=sampler, drop_last=True)
+        return DataLoader(images, self.size, sampler=sampler, drop_last=True)
 
     def val_dataloader(self):
         images = self.dataset.validation
-        return DataLoader(images, self.share, sampler=range(self.ranks[1], len(images), self.ranks[0]))
+        return DataLoader(images, self.size, sampler=range(self.ranks[1], len(images), self.ranks[0]))
 
 
 class Classifier(pl.LightningModule):

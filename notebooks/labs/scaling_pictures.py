@@ -8,7 +8,7 @@ __all__ = ["arrivals", "efficiency", "messages", "ring"]
 def efficiency(measured, predicted=None, held_out=()):
     """Draw the efficiency against the devices, from 0 to 1: ``{devices: efficiency}``, and a model's as a line.
 
-    Those of `measured` whose devices are in `held_out` are hollow: the model has not seen them.
+    The points of the devices in `held_out` are hollow: the model hasn't seen them.
     """
 
     def paint(figure, axes):

@@ -1,4 +1,4 @@
-"""Two ranks that hang: rank 1 waits for a file that nobody writes, and rank 0 waits for rank 1.
+"""Two ranks that hang: rank 1 waits for a file that never appears, and rank 0 waits for rank 1.
 
 Taught in notebooks/11_when_it_breaks.ipynb.
 """
