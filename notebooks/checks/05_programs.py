@@ -52,7 +52,7 @@ def test_05_3(rank, n):
     calls = watch(program, "send", "recv", "isend", "irecv", "batch_isend_irecv")
     test_05_1(rank, n, one_f_one_b)
     names = [name.removeprefix("i") for name, _ in calls]
-    told = "On NCCL rank 1's batch never meets rank 0's single calls: PyTorch gives batches another communicator."
+    told = "On NCCL rank 1's batch never meets rank 0's single calls: by default batches have another communicator."
     assert "batch_isend_irecv" not in names, told
     told = "It works on gloo. On NCCL both ranks would wait in call {0}, a {1}: calls {0} must be a send and a recv."
     for number, (first, last) in enumerate(zip(*gathered(names), strict=False), 1):
