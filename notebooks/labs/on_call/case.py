@@ -32,7 +32,7 @@ def on_call(number=..., slurm=False):
     """Start a job with a fault, wait until the pager rings, and return the case; for the same number, the same case.
 
     What you ask for was gathered at the moment of the page; then the job was ended. With `slurm` it's a job on a
-    throw-away Slurm, where a node can die.
+    temporary Slurm, where a node can die.
     """
     if number is ...:
         print("No page yet. Replace the ... by a number, and run this cell again.")

@@ -19,7 +19,7 @@ COST = {  # minutes that a clue takes, and what it is
     "node": (3, "each node's own disk, and its processes"),
     "files": (3, "checkpoints and data"),
     "gpu": (3, "dmesg and nvidia-smi of each node"),
-    "order": (4, "the first samples of each rank's epochs"),
+    "order": (4, "the first samples of each rank's epochs, as numbers in the rank's own file"),
     "weights": (5, "the norm of each rank's weights"),
     "diff": (8, "the program's changes since last week"),
 }
