@@ -74,9 +74,10 @@ def ranks_of(rows) -> int:
     return 1 + max(row["rank"] for row in rows)
 
 
-def in_milliseconds(rows) -> list[dict]:
-    """Return the rows of a step that was recorded in seconds, their times in milliseconds."""
-    return [row | {key: row[key] * 1e3 for key in ("start", "posted", "moves", "end") if key in row} for row in rows]
+def in_milliseconds(rows, scale=1.0) -> list[dict]:
+    """Return the rows of a step that was recorded in seconds, their times in milliseconds, longer by a factor."""
+    times = "start", "posted", "moves", "end"
+    return [row | {key: row[key] * 1e3 * scale for key in times if key in row} for row in rows]
 
 
 def is_profiled(rows) -> bool:
