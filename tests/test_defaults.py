@@ -85,7 +85,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ("03_ddp", "DDP broadcasts rank 0's buffers", True, lambda: ddp().broadcast_buffers),
     ("03_ddp", "all ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
     ("03_ddp", "the sampler repeats image 0 by default", (False,), lambda: sampler("drop_last")),
-    ("03_ddp", "*buckets* of about 25 MiB (the first one is smaller)", (1, 25), buckets),
+    ("03_ddp", "*buckets* of about 25 MiB (by default, the first one is smaller)", (1, 25), buckets),
     ("04_model_parallel", "# by default, an error", True, lambda: option(nn.Module.load_state_dict, "strict")),
     ("05_pipeline", "With the default, stage 0's gradient is off", True, lambda: option(ScheduleGPipe, "scale_grads")),
     ("07_sharding", "by default `fully_shard` frees them after every forward pass", True, lambda: alone(resharded)),
