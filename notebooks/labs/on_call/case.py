@@ -42,7 +42,7 @@ def on_call(number=..., slurm=False):
     case = STARTED[number, slurm]
     print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
     if case.minutes:
-        print(wrapped(f"Your clock goes on: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."))
+        print(wrapped(f"Your clock runs: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."))
     return case
 
 

@@ -94,7 +94,7 @@ def bad_sample(job):
 
 
 def split(job):
-    """The job resumes, and one node has only an older checkpoint: its ranks go on with other weights."""
+    """The job resumes, and one node has only an older checkpoint: its ranks continue with other weights."""
     job.resume()
     (job.out / f"node{job.node}/step040.pt").unlink()
 

@@ -96,14 +96,14 @@ CHAINS = (  # incident, clue, what the clue shows of it; all clues of an inciden
     ("xid31", "gpu", "Xid 31 is an access to a wrong address, nearly always by the program"),
     ("xid79", "gpu", "Xid 79: the GPU no longer answers on its bus"),
 )
-ALSO = {"swapped": "recorder", "split": "files", "node_dies": "log"}  # no chain needs it, but it shows the cause
+ALSO = ("swapped", "recorder"), ("split", "files"), ("node_dies", "log")  # needed in no chain, but they show the cause
 
 
 def answer_to(kind, rank) -> Incident:
     """Return the right answer to an incident whose fault is at this rank."""
     truth = INCIDENTS[kind]
     chain = [(clue, filled(said, rank)) for of, clue, said in CHAINS if of == kind]
-    evidence = {clue for clue, _ in chain} | {ALSO.get(kind)}
+    evidence = {clue for of, clue, *_ in (*CHAINS, *ALSO) if of == kind}
     return truth._replace(where=[filled(place, rank) for place in truth.where], chain=chain, evidence=evidence)
 
 
