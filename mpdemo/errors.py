@@ -59,7 +59,8 @@ def from_validation(error, fields, label) -> UserError:
     """Return pydantic's first complaint as one line: what was wrong, the value, what is allowed."""
     complaint = error.errors(include_url=False)[0]
     kind, value, limits = complaint["type"], complaint["input"], complaint.get("ctx", {})
-    name = str(complaint["loc"][0]) if complaint["loc"] else ""
+    name = complaint["loc"][0] if complaint["loc"] else ""
+    name = fields[name] if isinstance(name, int) else name  # of a value that was given by its place
     if kind == "unexpected_keyword_argument":
         return UserError(f"unknown name {name!r}; allowed: {', '.join(fields)}{did_you_mean(name, fields)}")
     if kind == "missing":

@@ -1,6 +1,8 @@
 """A command as a terminal takes it, as a job: what the batch script makes of it, and what is refused in one line."""
 
 import os
+import re
+import subprocess
 import time
 
 import pytest
@@ -56,6 +58,13 @@ def test_each_command_has_a_folder_of_its_own_by_default():
     assert spec_of("torchrun a.py", name="05_one").out == "runs/05_one"
 
 
+SHELL = [  # what it would replace or act on, and what of it is shown
+    *[("--out=$HOME/x", "$HOME"), ("${HOME}", "${HOME}"), ('"$HOME"', "$HOME"), ("$(id)", "$(id"), ('"`id`"', "`")],
+    *[("~/y", "~"), ("--out=~/y", "~"), ("s/*.py", "*"), ("a?", "?"), ("lr=[0.1]", "[0.1]"), ("{1,2}", "{1,2}")],
+    *[(" # once more", "#"), ("a\rb", "\r"), (">log", ">"), ("$'a'", "$'")],
+]
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -66,7 +75,15 @@ def test_each_command_has_a_folder_of_its_own_by_default():
         ("torchrun a.py && ls", "without a shell's '&&'"),
         ("torchrun a.py $FLAGS", r"without a shell's '\$FLAGS'"),
         ("python a.py\npython b.py", "one command"),
+        *(
+            (f"python a.py {text}", f"a shell's {re.escape(repr(sign))}; write what it stands for")
+            for text, sign in SHELL
+        ),
         ("python 'a.py", "No closing quotation"),
+        ("python -m", "python -m: which module?"),
+        ("python 'a\nb'", "command .* holds a line break"),
+        (None, "run takes a line of text, as 'python train.py'; not None"),
+        (["python", "a.py"], r"not \['python', 'a.py'\]"),
         (
             "torchrun --nnodes=2 a.py",
             r"torchrun --nnodes=2: .* the batch script writes the others: run\(..., nodes=2\)",
@@ -82,9 +99,31 @@ def test_each_command_has_a_folder_of_its_own_by_default():
 def test_what_is_refused_takes_one_line(command, said):
     with pytest.raises(UserError, match=said) as error:
         spec_of(command)
-    assert "\n" not in str(error.value).replace(command, "")
+    assert "\n" not in str(error.value).replace(str(command), "")
     with pytest.raises(UserError, match="leave it out with nodes=2"):
         spec_of("torchrun --standalone a.py", nodes=2)
+
+
+def test_what_is_quoted_reaches_the_program_as_it_is():
+    """As bash hands it on, which is asked."""
+    words = r"""'$HOME' '|' "a b" 5$ a#b x~ 'a*' \$X \# {} a{b}c lr=1 "5$ * ~ # [a]" "it's" '#' '`id`' '~' "\"" """
+    seen = subprocess.run(["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, text=True, check=True).stdout
+    assert spec_of(f"python a.py {words}").command == ("a.py", *seen.split("\0")[:-1])
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/../b", "/etc", "a/", "~", "x\ny", 5])
+def test_a_bad_name_is_refused_by_its_own_words(name):
+    with pytest.raises(UserError, match=f"^name {re.escape(repr(name))}(?: is not allowed|: holds a line break)"):
+        spec_of("python a.py", name=name)
+
+
+@pytest.mark.parametrize("script", ["", "folder", "queue", "x" * 300])
+def test_what_is_no_script_is_refused_before_a_job_starts(no_slurm, project, script):
+    (project / "folder").mkdir()
+    os.mkfifo(project / "queue")
+    with pytest.raises(UserError, match=f"no script '{script}' in the project's folder"):
+        run(f"python '{script}'")
+    assert not (project / "runs").exists()
 
 
 def test_a_cell_finds_its_job_again_unless_a_script_has_changed(no_slurm, project, capsys):

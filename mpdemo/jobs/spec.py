@@ -20,6 +20,11 @@ from mpdemo.options import Parser, add_options, as_arguments
 from mpdemo.settings import Settings, checked
 
 COURSE = ("-m", "mpdemo")
+# What a shell would not hand on as it is written: the beginning of its syntax where nothing quotes it.
+SHELL = re.compile(
+    r"[();<>|&\r\n`]+|\$[\w{(@*#?$!'-]\w*}?|[*?]|\[[^\s\]]+\]|\{[^\s{}]*(?:,|\.\.)[^\s{}]*\}|(?<![^\s=:])~|(?<!\S)#"
+)
+QUOTED = re.compile(r"""'[^']*'|"((?:\\.|[^"\\])*)"|\\.""", re.DOTALL)
 # `same` starts two processes itself, and `explain` only reads.
 NEEDS = {"same": {"cpus_per_process": 2}, "explain": {"gpus_per_process": 0}}
 
@@ -69,7 +74,7 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.out)
-        if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) == "." or "\\" in self.out:
+        if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) in (".", "runs") or "\\" in self.out:
             allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
             raise UserError(f"out {self.out!r} is not allowed; allowed: {allowed}")
         if self.signal and int(self.signal.partition("@")[2]) >= slurm.limit(self.time_limit):
@@ -110,9 +115,13 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
     Raises
     ------
     UserError
-        Another program, an option of torchrun that the batch script writes, more than one command.
+        Another program, an option of torchrun that the batch script writes, more than one command, what a shell would
+        replace, or a bad name.
     """
     program, *rest = words_of(command)
+    JobSpec("a", ("a",), "a", nodes=nodes)  # refuses a bad number, before the next lines compute with it
+    if isinstance(name, str) and name and not {"", ".", "..", "~"}.isdisjoint(name.split("/")):
+        raise UserError(f"name {name!r} is not allowed; allowed: what can name a folder in runs/, as 03_ddp")
     if program == "torchrun":
         arguments, processes = by_torchrun(rest, nodes)
         words = {"launcher": "torchrun", "processes_per_node": processes} | words
@@ -120,27 +129,38 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
         arguments = (*COURSE, *rest) if program == "mpdemo" else tuple(rest)
     if arguments[:3] == (*COURSE, "train"):
         arguments, found = training(arguments[3:], nodes)
-        return JobSpec(name or found["out"].rpartition("/")[2], arguments, nodes=nodes, **found | words)
+        name = name or found["out"].rpartition("/")[2]
+        return JobSpec(**{"name": name, "command": arguments, "nodes": nodes} | found | words)
     of_course = arguments[2] if arguments[:2] == COURSE else ""
     words = {"launcher": "srun"} | NEEDS.get(of_course, {}) | words
+    if arguments == ("-m",):
+        raise UserError(f"{program} -m: which module?")
     what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[2].strip("-")
+    what = re.sub(r"[\x00-\x1f\x7f]", "", what)
     name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode()) & 0xFFFF:04x}"
-    return JobSpec(name, arguments, f"runs/{name}", nodes=nodes, **words)
+    return JobSpec(**{"name": name, "command": arguments, "out": f"runs/{name}", "nodes": nodes} | words)
 
 
 def words_of(command) -> list[str]:
-    """Return the words of one command, as a shell splits it."""
-    lexer = shlex.shlex(command.replace("\\\n", " ").strip(), posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t"
+    """Return the words of one command, as a shell splits it; refuse what a shell would replace or act on."""
+    if not isinstance(command, str):
+        raise UserError(f"run takes a line of text, as 'python train.py'; not {command!r}")
+    line = command.replace("\\\n", " ").strip()
     try:
-        words = list(lexer)
+        words = shlex.split(line)
     except ValueError as error:
         raise UserError(f"{command!r}: {error}") from None
-    if strange := [word for word in words if re.fullmatch(r"[();<>|&\n]+|.*[\n`].*|\$\w.*", word)]:
-        raise UserError(f"run takes one command, without a shell's {strange[0]!r}: {command!r}")
+    if strange := SHELL.search(QUOTED.sub(unquoted, line)):
+        instead = "write what it stands for, or put it in single quotes"
+        raise UserError(f"run takes one command, without a shell's {strange[0]!r}; {instead}: {command!r}")
     if len(words) < 2 or words[0] not in ("torchrun", "python", "mpdemo"):
         raise UserError(f"run starts torchrun, python or mpdemo, with what follows it; not {command!r}")
     return words
+
+
+def unquoted(match) -> str:
+    """Return what a shell replaces in a quoted text: in double quotes, variables and commands."""
+    return f"'{' '.join(re.findall(r'[$][{(]?[0-9A-Za-z_@*#?$!-]+}?|`', match[1] or ''))}'"
 
 
 def by_torchrun(words, nodes) -> tuple:

@@ -11,6 +11,7 @@
 The settings of ``--recipe course`` are those of `mpdemo.settings.recipe`.
 """
 
+import os
 from typing import Any
 
 from IPython.display import display
@@ -38,7 +39,9 @@ def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool
     Parameters
     ----------
     command : str
-        What a terminal takes in the project's folder: ``torchrun``, ``python`` or ``mpdemo``, and what follows it.
+        What a terminal takes in the project's folder: ``torchrun``, ``python`` or ``mpdemo``, and what follows it. No
+        shell reads it, so what a shell would replace or act on is refused unless it is quoted: ``$X``, ``~``, ``*``,
+        ``?``, ``[a]``, ``{a,b}``, ``#``, pipes and the like.
     nodes : int
         How many nodes run it. The batch script adds what srun and torchrun need on several.
     name : str, optional
@@ -49,8 +52,9 @@ def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool
         Further words of `mpdemo.jobs.JobSpec`: ``time_limit``, ``signal``, ``requeue``, ``oversubscribe``.
     """
     spec = spec_of(command, nodes, name, **words)
-    if (script := spec.command[0]).endswith(".py") and not (paths.root() / script).is_file():
-        raise UserError(f"no script {script!r} in the project's folder, {paths.root()}")
+    script = paths.root() / spec.command[0]
+    if not spec.command[0].startswith("-") and not any(map(os.path.isfile, (script, script / "__main__.py"))):
+        raise UserError(f"no script {spec.command[0]!r} in the project's folder, {paths.root()}")
     job = submit(spec, resubmit=resubmit, announce=False)
     return Run(job.record, job.out)
 
