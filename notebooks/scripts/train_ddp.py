@@ -3,8 +3,10 @@
 One machine:     torchrun --standalone --nproc-per-node=2 train_ddp.py  (1 instead of 2 to debug)
 Several nodes:   sbatch train.sbatch
 With any number of processes its losses are those of train_single.py. It saves as it goes, and when
-SIGTERM or SIGUSR1 comes; the same command resumes. kill -USR2 PID shows what a process is doing."""
+SIGTERM or SIGUSR1 comes; the same command resumes. kill -USR2 PID shows what a process is doing.
+It needs PyTorch 2.9 or newer."""
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -29,6 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 from torch.utils.flop_counter import FlopCounterMode
 
+if torch.__version__ < "2.9a0":  # torch.accelerator.max_memory_allocated is new in it
+    sys.exit(f"this script needs PyTorch 2.9 or newer, and this is {torch.__version__}")
+
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
 RATE, WARM_UP, CLIP = 0.1, 12, 1.0  # highest learning rate, steps until it is reached, largest gradient
 BF16 = False  # compute in bfloat16; weights and gradients stay float32
@@ -37,8 +42,8 @@ SAVE_STEPS, SAVE_MINUTES = 60, 15  # whichever comes first; the newest two check
 TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a save, shorter than a night
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_ddp")  # how its files begin, on a shared disk
-LEFT = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # s from a signal to torchrun's kill
+NAME = sys.argv[1] if sys.argv[1:] else "train_ddp"  # how its files begin, on a shared disk
+CHECKPOINT = Path(NAME)
 STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
 
@@ -112,26 +117,49 @@ def gather(value):
     return values
 
 
+def short(error):
+    """Return an error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def try_folder():
+    """Return why no checkpoint could be written, or None."""
+    if os.path.basename(NAME) in ("", ".", ".."):
+        return f"checkpoints cannot be named {NAME!r}: say how their names begin, such as runs/mine"
+    trial = Path(f"{CHECKPOINT}-trying.tmp")
+    try:
+        trial.parent.mkdir(parents=True, exist_ok=True)
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        return f"no checkpoint {CHECKPOINT}-*.pt can be written ({error})"
+    return None
+
+
 def saved():
     """Return the files CHECKPOINT-STEPS.pt, the newest first."""
     names = re.compile(re.escape(CHECKPOINT.name) + r"-\d+\.pt")
     files = [file for file in CHECKPOINT.parent.glob("*.pt") if names.fullmatch(file.name)]
+    files = filter(Path.is_file, files)  # no folder or pipe of that name
     return sorted(files, key=lambda file: int(file.stem.split("-")[-1]), reverse=True)
 
 
-def resume(batches):
-    """Return the newest whole checkpoint, or None; every rank must find the one that rank 0 finds."""
-    CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
-    state, found, damaged = None, "no checkpoint", []
+def resume(state, model, optimizer):
+    """Load the newest whole checkpoint, if any; every rank must find the one that rank 0 finds."""
+    if failed := gather(try_folder() if dist.get_rank() == 0 else None)[0]:
+        end(failed)
+    batches, found, damaged = state["batches"], "no checkpoint", []
     for file in saved():
         try:
             with zipfile.ZipFile(file) as archive:
                 assert not archive.testzip(), "wrong checksum"  # torch.load does not compare them
             state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
+            lost = {"steps", "loss", "batches", "model", "optimizer"} - state.keys()
+            assert not lost, f"without {lost}"
             found = f"{file} with {state['batches']}"
             break
         except Exception as error:  # a damaged file raises many kinds
-            logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            logging.warning(f"{file} is damaged ({short(error)}): trying the one before it")
             damaged.append(file)
             found = f"no whole checkpoint {CHECKPOINT}-*.pt"
     node = os.environ.get("SLURMD_NODENAME", platform.node())
@@ -141,29 +169,60 @@ def resume(batches):
             end(f"{text}, but {every[0][1]}: all need the same folder {CHECKPOINT.parent.resolve()}")
     if found.startswith("no whole"):
         end(f"{found} can be read: move them away to start anew")
-    if state and state["batches"] != batches:
+    if state["batches"] != batches:
         end(f"{found} does not fit {batches}: its next step would get other images")
-    for bad in damaged if dist.get_rank() == 0 else ():  # it is none of the newest two, which are kept
-        bad.rename(bad.with_suffix(".damaged"))
+    try:
+        if "model" in state:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:  # another model has other names, shapes or numbers of parameters
+        end(f"{file} does not fit this model ({short(error)})")
+    with contextlib.suppress(OSError):
+        for bad in damaged if dist.get_rank() == 0 else ():  # none of the newest two, which are kept
+            bad.rename(bad.with_suffix(".damaged"))
     return state
 
 
 def save(state):
     """Write a checkpoint whole or not at all, keep the newest two; return what went wrong, or None."""
     file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
-    part = file.with_suffix(".tmp")
+    part, wrong = file.with_suffix(".tmp"), None
     try:
-        with part.open("wb") as output:
+        part.unlink(missing_ok=True)
+        with part.open("xb") as output:
             torch.save(state, output)
             output.flush()
             os.fsync(output.fileno())  # on the disk before it gets its name
         part.replace(file)  # if we are killed before this, the older ones are whole
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
-        part.unlink(missing_ok=True)
-        return f"{file} could not be written ({error}); the checkpoints before it stay"
-    for old in saved()[2:]:
-        old.unlink()
-    return None
+        wrong = f"{file} could not be written ({short(error)}); the checkpoints before it stay"
+    with contextlib.suppress(OSError):
+        for old in (part, *saved()[2:]):
+            old.unlink(missing_ok=True)
+    return wrong
+
+
+def count(images):
+    """Return the operations of an image in a step, or 0; on the meta device it needs no memory."""
+    try:
+        image = images[0][0][None].to("meta")
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            make_model().eval()(image)
+    except Exception as error:  # some models need an image's values
+        say(f"no MFU, as the operations of this model cannot be counted ({short(error)})")
+        return 0
+    return 3 * counter.get_total_flops()  # backward is twice as much as forward
+
+
+def limits(late):
+    """Return how long torchrun and Slurm wait after a signal, and what to do if a stop takes longer."""
+    old = torch.__version__ < "2.12"  # its torchrun ignores the variable
+    left = 30.0 if old else float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
+    slurm = float(os.environ.get("GRACE") or math.inf)  # train.sbatch asks Slurm
+    text = f"torchrun kills after {left:.0f} s"
+    text += f", Slurm, if it preempts, after {slurm:.0f} s" if slurm < math.inf else ""
+    more = ", or take PyTorch 2.12" if old else ", or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    return text + (": lower LOOK" + more * (late >= left)) * (late >= min(left, slurm))
 
 
 def peak_mib():
@@ -200,14 +259,9 @@ def main():
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     state = {"steps": 0, "loss": 0.0, "batches": {"size": BATCH, "of an epoch": length}}
-    if found := resume(state["batches"]):
-        state = found
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+    state = resume(state, model, optimizer)
     ddp = DistributedDataParallel(model)  # copies rank 0's weights to all
-    with FlopCounterMode(display=False) as counter:
-        make_model().eval()(train[0][0][None])
-    operations = 3 * counter.get_total_flops()  # of an image; backward is twice as much as forward
+    operations = count(train)
     options = {"num_workers": WORKERS, "pin_memory": GPU is not None}
     todo = places(len(train), state["steps"], rank, world)
     loader = DataLoader(Seeded(train), batch_sampler=todo, **options)
@@ -244,7 +298,8 @@ def main():
         used = 100 * speed * operations / PEAK / world  # model FLOPs utilization
         text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
         text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
-        say(text + f"MFU {used:.1f} %, peak {peak_mib():,.0f} MiB")
+        text += f"MFU {used:.1f} %, " if operations else ""
+        say(text + f"peak {peak_mib():,.0f} MiB")
         if done % length == 0:
             right = accuracy(model, check, device)
             say(f"epoch {done // length}: loss {state['loss'] / length:.6f}, accuracy {right:.4f}")
@@ -255,8 +310,7 @@ def main():
                 end(failed)  # all together: nobody waits for a rank that is gone
             wrote = time.monotonic()
             late = wrote - began + (LOOK - len(losses)) * seconds  # a whole look, a validation, a save
-            enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
+            say(f"saved; a stop may take {late:.1f} s, and {limits(late)}")
         if warned:
             break
         losses, began = [], time.monotonic()

@@ -1,8 +1,9 @@
 """Train on one device, in plain PyTorch: python train_single.py
 
 It saves as it goes, and when SIGTERM or SIGUSR1 comes; the same command resumes.
-kill -USR2 PID shows what it is doing."""
+kill -USR2 PID shows what it is doing. It needs PyTorch 2.9 or newer."""
 
+import contextlib
 import faulthandler
 import logging
 import math
@@ -21,6 +22,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 from torch.utils.flop_counter import FlopCounterMode
 
+if torch.__version__ < "2.9a0":  # torch.accelerator.max_memory_allocated is new in it
+    sys.exit(f"this script needs PyTorch 2.9 or newer, and this is {torch.__version__}")
+
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # workers: processes that load batches ahead of time
 RATE, WARM_UP, CLIP = 0.1, 12, 1.0  # highest learning rate, steps until it is reached, largest gradient
 BF16 = False  # compute in bfloat16; weights and gradients stay float32
@@ -28,7 +32,8 @@ LOOK = 8  # steps from one look to the next: to log, to save, to stop
 SAVE_STEPS, SAVE_MINUTES = 60, 15  # whichever comes first; the newest two checkpoints are kept
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_single")  # how its files' names begin
+NAME = sys.argv[1] if sys.argv[1:] else "train_single"  # how its files' names begin
+CHECKPOINT = Path(NAME)
 STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
 
@@ -63,51 +68,95 @@ def places(images, first):
             yield [(epoch, image) for image in order[step % length * BATCH :][:BATCH]]
 
 
+def short(error):
+    """Return an error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def try_folder():
+    """Return why no checkpoint could be written, or None."""
+    if os.path.basename(NAME) in ("", ".", ".."):
+        return f"checkpoints cannot be named {NAME!r}: say how their names begin, such as runs/mine"
+    trial = Path(f"{CHECKPOINT}-trying.tmp")
+    try:
+        trial.parent.mkdir(parents=True, exist_ok=True)
+        trial.write_bytes(b"")
+        trial.unlink()
+    except OSError as error:
+        return f"no checkpoint {CHECKPOINT}-*.pt can be written ({error})"
+    return None
+
+
 def saved():
     """Return the files CHECKPOINT-STEPS.pt, the newest first."""
     names = re.compile(re.escape(CHECKPOINT.name) + r"-\d+\.pt")
     files = [file for file in CHECKPOINT.parent.glob("*.pt") if names.fullmatch(file.name)]
+    files = filter(Path.is_file, files)  # no folder or pipe of that name
     return sorted(files, key=lambda file: int(file.stem.split("-")[-1]), reverse=True)
 
 
-def resume(batches):
-    """Return the newest whole checkpoint, or None."""
-    CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
-    damaged = []
+def resume(state, model, optimizer):
+    """Load the newest whole checkpoint, if there is one; return the state to go on with."""
+    if failed := try_folder():
+        sys.exit(failed)
+    batches, damaged = state["batches"], []
     for file in saved():
         try:
             with zipfile.ZipFile(file) as archive:
                 assert not archive.testzip(), "wrong checksum"  # torch.load does not compare them
             state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
+            lost = {"steps", "loss", "batches", "model", "optimizer"} - state.keys()
+            assert not lost, f"without {lost}"
         except Exception as error:  # a damaged file raises many kinds
-            logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            logging.warning(f"{file} is damaged ({short(error)}): trying the one before it")
             damaged.append(file)
             continue
         if state["batches"] != batches:
             sys.exit(f"{file} has {state['batches']}, this run {batches}: other images would follow")
-        for bad in damaged:  # it is none of the newest two, which are kept
-            bad.rename(bad.with_suffix(".damaged"))
+        try:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        except Exception as error:  # another model has other names, shapes or numbers of parameters
+            sys.exit(f"{file} does not fit this model ({short(error)})")
+        with contextlib.suppress(OSError):
+            for bad in damaged:  # it is none of the newest two, which are kept
+                bad.rename(bad.with_suffix(".damaged"))
         return state
     if damaged:
         sys.exit(f"no whole checkpoint {CHECKPOINT}-*.pt can be read: move them away to start anew")
-    return None
+    return state
 
 
 def save(state):
     """Write a checkpoint whole or not at all, and delete all but the newest two."""
     file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
-    part = file.with_suffix(".tmp")
+    part, wrong = file.with_suffix(".tmp"), None
     try:
-        with part.open("wb") as output:
+        part.unlink(missing_ok=True)
+        with part.open("xb") as output:
             torch.save(state, output)
             output.flush()
             os.fsync(output.fileno())  # on the disk before it gets its name
         part.replace(file)  # if we are killed before this, the older ones are whole
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
-        part.unlink(missing_ok=True)
-        sys.exit(f"{file} could not be written ({error}); the checkpoints before it stay")
-    for old in saved()[2:]:
-        old.unlink()
+        wrong = f"{file} could not be written ({short(error)}); the checkpoints before it stay"
+    with contextlib.suppress(OSError):
+        for old in (part, *saved()[2:]):
+            old.unlink(missing_ok=True)
+    if wrong:
+        sys.exit(wrong)
+
+
+def count(images):
+    """Return the operations of an image in a step, or 0; on the meta device it needs no memory."""
+    try:
+        image = images[0][0][None].to("meta")
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            make_model().eval()(image)
+    except Exception as error:  # some models need an image's values
+        logging.info(f"no MFU, as the operations of this model cannot be counted ({short(error)})")
+        return 0
+    return 3 * counter.get_total_flops()  # backward is twice as much as forward
 
 
 def peak_mib():
@@ -145,13 +194,8 @@ def main():
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     state = {"steps": 0, "loss": 0.0, "batches": {"size": BATCH, "of an epoch": length}}
-    if found := resume(state["batches"]):
-        state = found
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    with FlopCounterMode(display=False) as counter:
-        make_model().eval()(train[0][0][None])
-    operations = 3 * counter.get_total_flops()  # of an image; backward is twice as much as forward
+    state = resume(state, model, optimizer)
+    operations = count(train)
     options = {"num_workers": WORKERS, "pin_memory": GPU is not None}
     loader = DataLoader(Seeded(train), batch_sampler=places(len(train), state["steps"]), **options)
     losses, wrote = [], (began := time.monotonic())
@@ -183,7 +227,8 @@ def main():
         used = 100 * speed * operations / PEAK  # model FLOPs utilization
         text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
         text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
-        logging.info(text + f"MFU {used:.1f} %, peak {peak_mib():,.0f} MiB")
+        text += f"MFU {used:.1f} %, " if operations else ""
+        logging.info(text + f"peak {peak_mib():,.0f} MiB")
         if done % length == 0:
             right, mean = accuracy(model, check, device), state["loss"] / length
             logging.info(f"epoch {done // length}: loss {mean:.6f}, accuracy {right:.4f}")
