@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
+from test_exercises import solved_cells
 from worker_jobs import stand_in
 
 from mpdemo.notebook import check
 from mpdemo.notebook.check import verdict
+from mpdemo.paths import root
 
 RIGHT = """#!/bin/bash
 #SBATCH --nodes=2
@@ -76,3 +79,27 @@ def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, monkeypa
     monkeypatch.setattr(job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
     state, message = verdict("00.4", written(tmp_path, RIGHT))
     assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message
+
+
+TAKEN_HOME = root() / "notebooks" / "scripts" / "train.sbatch"
+NOTHING_NEW, TOO_OFTEN = "saved nothing new, and was requeued", "requeued after it had started 1,000 times"
+LAST_LINES = [  # of a batch script that requeues its job: what is changed, and what is said to that
+    ("", "", ""),
+    ('[ "$(newest)" != "$before" ]', "true", NOTHING_NEW),
+    ('!= "$before" ]', '!= "" ]', NOTHING_NEW),
+    ('[ "${SLURM_RESTART_COUNT:-0}" -lt 50 ]', "true", TOO_OFTEN),
+    ("sort -V", "sort", "the newest to it? It says: it has saved nothing new"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), LAST_LINES)
+@pytest.mark.parametrize("number", ["10.5", "14.5", "train.sbatch"])
+def test_a_job_comes_back_only_with_a_newer_checkpoint_and_not_for_ever(number, old, new, expected, tmp_path):
+    """One rule for both exercises, whose solutions keep it, and for the script that readers take home."""
+    text = TAKEN_HOME.read_text() if number == "train.sbatch" else solved_cells()[number][0].partition("\n")[2]
+    name = {"10.5": "work/long-{}.pt", "14.5": "bard-{}/.metadata"}.get(number, "train_ddp-{}.pt")
+    assert old in text
+    check._answers("10")
+    requeues = sys.modules["checks.requeues"]
+    with pytest.raises(AssertionError, match=re.escape(expected)) if expected else contextlib.nullcontext():
+        requeues.require_progress(written(tmp_path, text.replace(old, new)), requeues.read(text), name)

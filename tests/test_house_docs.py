@@ -5,6 +5,7 @@ import re
 import runpy
 import shlex
 import tomllib
+from collections import Counter
 
 import documents
 import nbformat
@@ -56,6 +57,13 @@ def test_no_word_too_much():
             whys = [why for pattern, why in FORBIDDEN.items() if re.search(pattern, line)]
             problems += [f"{file}:{number}: {why}: {line.strip()[:100]}" for why in whys]
     assert not problems, "\n".join(problems)
+
+
+def test_no_page_says_a_line_twice():
+    """A paragraph that a merge has doubled has lines that stand in its page twice."""
+    for page in PAGES:
+        lines = re.findall(r"^(?! *\|).{40,}$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)  # no tables
+        assert len(lines) == len(set(lines)), f"{page}: {Counter(lines).most_common(1)}"
 
 
 def test_the_pages_say_what_the_notebooks_say_of_themselves():

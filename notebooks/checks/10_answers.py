@@ -7,9 +7,8 @@ import math
 import re
 import shutil
 
-from checks.job_files import READ, TRIED, check_text, client, lines_of, run_again, submit, trial, wait_for
-from mpdemo.jobs import slurm
-from mpdemo.jobs.check import Script
+from checks import requeues
+from checks.job_files import READ, TRIED, check_text, lines_of, run_again, submit, trial, wait_for, warn
 from mpdemo.paths import root
 
 COMMAND = "work/long.py work/long"  # what the exercise trains: a slowed copy of a script to take home
@@ -58,31 +57,16 @@ def check_10_3(plan):
 
 
 def check_10_5(path):
-    read(check_text(path))
+    text = check_text(path)
+    started = re.search(rf"^\s*srun .*torchrun .*{COMMAND}", text.replace("\\\n", " "), re.M)
+    assert started, f"srun no longer runs torchrun {COMMAND}."
+    to_script = requeues.read(text)
+    requeues.require_progress(path, to_script, "work/long-{}.pt")
     write_training(root() / "work")
     with trial(nodes=1) as place:
         if place:
-            run(path, *place)
-        return f"{TRIED if place else READ} {AGAIN}"
-
-
-def read(text):
-    """Judge what no trial of some seconds can show, and where no Slurm can be started, what its text says."""
-    script, joined = Script(text), text.replace("\\\n", " ")
-    assert re.search(rf"^\s*srun .*torchrun .*{COMMAND}", joined, re.M), f"srun no longer runs torchrun {COMMAND}."
-    signal = script.value("signal")
-    assert signal, "At the time limit, Slurm kills the run without a warning."
-    assert signal.startswith("B:"), f"With {signal} Slurm warns what srun started, and the script never learns of it."
-    name, _, before = signal.removeprefix("B:").partition("@")
-    assert name in ("USR1", "SIGUSR1", "10"), f"The script doesn't trap the signal {name}."
-    assert before.isdecimal(), f"{signal} doesn't say how many seconds before the end the warning comes."
-    limit = slurm.limit(script.value("time") or "10-0")
-    assert 10 <= int(before) < limit, f"A warning {before} s before the end: allowed are 10 to {limit - 1} s."
-    handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1", joined, re.I)
-    assert handled, "Unless --signals-to-handle names SIGUSR1, torchrun dies of it."
-    assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
-    again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
-    assert again, "After the warning the job ends, and nothing puts it back into the queue."
+            run(path, to_script, *place)
+    return f"{TRIED if place else READ} {AGAIN}"
 
 
 def write_training(folder):
@@ -100,12 +84,12 @@ def write_training(folder):
         file.unlink()
 
 
-def run(path, environment, log):
-    """Submit the script, warn its shell, let the job resume, and require each epoch once."""
+def run(path, to_script, environment, log):
+    """Submit the script, warn it, let the job resume, and require each epoch once."""
     job = submit(path, environment, log, "--open-mode=append")
     place = job, environment, log
     wait_for(*place, lambda state: epochs(log), "train", SECONDS)
-    client(environment, "scancel", "--batch", "--signal=USR1", job)
+    warn(place, to_script)
     wait_for(*place, lambda state: state == "pending", "go back into the queue", SECONDS)
     stopped = steps_done()
     assert stopped, "The training didn't get the warning: the job requeued itself, and nothing was saved."

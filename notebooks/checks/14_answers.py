@@ -5,12 +5,11 @@ What it does is observed in real processes (own_script.py); whether it is the sa
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 
-from checks import own_job
+from checks import own_job, requeues
 from checks.job_files import READ, TRIED, check_text, trial
 from checks.own_job import LOSS, SCRIPTS, files_of, filled, knows_usr1, losses_at, text_of
 from mpdemo import ranks
@@ -115,35 +114,20 @@ AGAIN = "What it submits stops in time, saves, and resumes with the same losses,
 
 def check_14_5(path):
     to_script, (script, whose) = read(check_text(path)), own_job.own_training()
+    requeues.require_progress(path, to_script, "bard-{}/.metadata")
     with trial(nodes=1) as place:
         if not place:
             return f"{READ} {AGAIN}"
         whole = losses_at(run(script, 1)[0]) if script else {step: 5 - step / 10 for step in (5, 10, 15, 20)}
         assert whole, "bard.py prints no step with its loss."
         own_job.tried(path, to_script, script, whole, *place)
-        own_job.returns_unsaved(path, to_script, *place)
     return f"{TRIED} It trained with {whose}. {AGAIN}"
 
 
 def read(text):
     """Judge what no trial of some seconds can show; return whether the warning goes to the script itself."""
-    script = Script(text)
     for word in ("--size wanted", "--bf16"):
         assert word in text, f"It trains without {word}, so not at the size that was wanted."
-    signal = script.value("signal")
-    assert signal, "At the time limit, Slurm kills the training without a warning."
-    name, _, before = signal.removeprefix("B:").partition("@")
-    assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
-    assert before.isdecimal() and int(before) >= 60, f"{signal} leaves less than a minute to save 77 GB of state."
-    limit = slurm.limit(script.value("time") or "10-0")
-    assert int(before) < limit <= 86_400, f"The time limit is {limit:.0f} s; the partition allows a day."
-    kept = re.search(r"^[^#\n]*(?:TORCH_ELASTIC_SHUTDOWN_TIMEOUT=|--shutdown-timeout[= ])\"?(\d+)", text, re.M)
-    left = int(kept[1]) if kept else 30
-    killed = f"torchrun kills the ranks {left} s after it has passed the signal on"
-    assert left > 30, f"{killed}, and leaves nothing more of the {before} s to save 77 GB of state."
-    assert left <= int(before), f"{killed}, but Slurm ends the job {before} s after the warning."
-    handled = re.search(r"--signals-to-handle[= ]\S*USR1|kill -(SIG)?TERM", text)  # without cgroups orphans live on
-    assert handled, "torchrun doesn't know SIGUSR1 by itself: it dies of it, and takes the ranks with it."
-    again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
-    assert again, "After the warning the job ends, and nothing puts it back into the queue."
-    return signal.startswith("B:")
+    to_script, limit = requeues.read(text), slurm.limit(Script(text).value("time") or "10-0")
+    assert limit <= 86_400, f"The time limit is {limit:.0f} s; the partition allows a day."
+    return to_script

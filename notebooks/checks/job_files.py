@@ -19,7 +19,7 @@ SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need ab
 NODE = {"cpus": 40, "gpus": 4}  # of the throw-away cluster, as in slurm/sites/generic.toml
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): .")
 TRIED = "It ran on a throw-away Slurm."
-READ = "No Slurm can be started here, so only its text was read."
+READ = "No Slurm can be started here, so its text was read."
 
 
 def printed_by_job(path):
@@ -96,6 +96,11 @@ def wait_for(job, environment, log, condition, what, seconds):
             raise AssertionError(f"The job is {state} and didn't {what}; its log says: {last_words(log)}.")
         assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
         time.sleep(0.1)
+
+
+def warn(place, to_script):
+    """Send the warning that comes before the time limit."""
+    client(place[1], "scancel", "--signal=USR1", *(["--batch"] if to_script else []), place[0])
 
 
 def run_again(job, environment, log, seconds):

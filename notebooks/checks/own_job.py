@@ -9,7 +9,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from checks.job_files import client, run_again, submit, wait_for
+from checks.job_files import client, run_again, submit, wait_for, warn
 from mpdemo.jobs.check import Script
 from mpdemo.notebook.check import checks
 from mpdemo.paths import root
@@ -43,8 +43,6 @@ with open(f"ran{rank}", "a") as notes:
         print("step", file=notes, flush=True)
         if rank == "0" and done % 5 == 0:
             print(f"step {done} | loss {5 - done / 10:.4f}", flush=True)
-"""
-SAVES = """
 time.sleep(2)  # to save takes time
 if rank == "0":
     Path(f"bard-{done}").mkdir()
@@ -93,7 +91,7 @@ def losses_at(printed) -> dict:
 def tried(path, to_script, script, whole, environment, log):
     """Submit it with a training script, warn the job once, let it resume; `whole` are the losses without a stop."""
     with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
-        folder = filled(name, files_in_job(script) if script else {"bard.py": (STAND_IN + SAVES).encode()})
+        folder = filled(name, files_in_job(script) if script else {"bard.py": STAND_IN.encode()})
         place = started(path, folder, environment, log)
         wait_for(*place, lambda state: max(steps_of(folder), default=0) > 5, "train the first six steps", SECONDS)
         count, worlds = len([*folder.glob("ran*")]), worlds_of(folder)
@@ -128,18 +126,6 @@ def follow(whole, first, resumed, found):
         assert abs(losses[step] - loss) <= 1e-3 * loss, off
 
 
-def returns_unsaved(path, to_script, environment, log):
-    """Require that a job that was warned and saved nothing stays away: it would come back over and over."""
-    with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
-        folder = filled(name, {"bard.py": STAND_IN.encode()})
-        place = started(path, folder, environment, log)
-        wait_for(*place, lambda state: len(steps_of(folder)) and worlds_of(folder), "start bard.py", SECONDS)
-        warn(place, to_script)
-        state = wait_for(*place, lambda state: state != "running", "end", SECONDS)
-    back = "It was warned, saved nothing, and was requeued: a job that can't save would come back over and over."
-    assert state != "pending", back
-
-
 def filled(folder, files):
     """Write files into a folder; return it."""
     for name, content in files.items():
@@ -156,11 +142,6 @@ def started(path, folder, environment, log):
     job = submit(path, environment, log, "--open-mode=append", f"--chdir={folder}")
     said = client(environment, "scontrol", "show", "job", "-o", job).stdout
     return job, environment, Path(re.search(r"StdOut=(\S+)", said)[1])
-
-
-def warn(place, to_script):
-    """Send the warning that comes before the time limit."""
-    client(place[1], "scancel", "--signal=USR1", *(["--batch"] if to_script else []), place[0])
 
 
 def worlds_of(folder) -> set:
