@@ -9,6 +9,8 @@ import textwrap
 COLUMNS = 95  # that JupyterLab shows in a line; it breaks a longer one within a word
 QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
+# Colours, control characters, and marks that turn the direction of the text: a terminal would obey them.
+UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 class UserError(Exception):
@@ -22,7 +24,7 @@ class UserError(Exception):
 
     def _render_traceback_(self):
         """IPython calls this instead of drawing a traceback."""
-        return [wrapped(f"{type(self).__name__}: {self}")]
+        return [wrapped(printable(f"{type(self).__name__}: {self}"))]
 
 
 class RunFailed(UserError):
@@ -31,9 +33,14 @@ class RunFailed(UserError):
     status = 1
 
 
+def printable(text) -> str:
+    """Return a text that somebody else wrote without what a terminal would obey."""
+    return UNSEEN.sub("", text)
+
+
 def one_line(text) -> str:
     """Return a message as one printable line: what a user typed may hold lines, be long, or be no text at all."""
-    text = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    text = printable(" ".join(text.split())).encode(errors="backslashreplace").decode()
     return text if len(text) <= 700 else f"{text[:400]} ... {text[-250:]}"
 
 

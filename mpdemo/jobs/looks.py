@@ -3,7 +3,8 @@
 import json
 import re
 
-UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
+from mpdemo.errors import printable
+
 TIME = (
     r"\[?(?:\d{4}-\d\d-\d\d[T ]|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d )\d\d:\d\d:\d\d[\d.,]*"
     r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
@@ -111,7 +112,7 @@ def notes(text) -> tuple:
 
 def seen_text(raw) -> str:
     """Return a line as a terminal shows it: the last state of a progress bar, and no colours."""
-    return UNSEEN.sub("", raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+    return printable(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
 
 def unlabelled(log) -> list[str]:

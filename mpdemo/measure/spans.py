@@ -12,16 +12,14 @@ processes of a machine write the system's time, so nothing is aligned. PyTorch i
 notebooks/09_scaling.ipynb.
 """
 
-import gzip
 import json
 import math
 import re
-import zlib
 from bisect import bisect
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import NamedTuple
 
+from mpdemo import foreign
 from mpdemo.errors import UserError
 
 STEP, MARK = "mpdemo step", "mpdemo: "  # marks of a step, else the profiler's are used; and of the fields of an event
@@ -56,16 +54,10 @@ class Trace(NamedTuple):
     memory: list  # (time, device, address, bytes, all bytes after it)
 
 
-def unpacked(path):
-    """Return what is in a file of JSON, packed by gzip or not."""
-    raw = Path(path).read_bytes()
-    return json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
-
-
 def load(path) -> Trace:
     """Read the file of one rank, as `export_chrome_trace` writes it, packed or not."""
-    try:
-        trace = unpacked(path)
+    with foreign.faults(f"{path} is no trace of torch.profiler"):
+        trace = foreign.unpacked(path)
         world, base = trace.get("distributedInfo", {}), trace.get("baseTimeNanoseconds", 0) / 1e9
         spans, memory = [], []
         for row in trace["traceEvents"]:
@@ -75,8 +67,6 @@ def load(path) -> Trace:
                 spans.append(Span(row["name"], row.get("cat", ""), row["tid"], start, end, args))
             elif row.get("name") == "[memory]":
                 memory.append((start, args["Device Type"], args["Addr"], args["Bytes"], args["Total Allocated"]))
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no trace of torch.profiler: {type(error).__name__}: {error}") from None
     if not any(span.cat == "cpu_op" for span in spans):
         raise UserError(f"{path} has no operations; record with ProfilerActivity.CPU, and CUDA on a GPU")
     spans.sort(key=lambda span: (span.start, -span.end))

@@ -4,20 +4,18 @@ The course's records lie in ``notebooks/gpu``, and ``make gpu-record`` writes th
 ``runs/gpu/DATE/record.json``. tests/gpu/record.py says what their parts are.
 """
 
-import json
 import re
 from collections.abc import Callable
+from html import escape
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from mpdemo import paths
-from mpdemo.errors import one_line, wrapped
+from mpdemo import foreign, paths
+from mpdemo.errors import UserError, one_line, wrapped
 from mpdemo.measure.paired import from_row
 from mpdemo.notebook.ladder import step_text
 from mpdemo.notebook.show import Bundle
-
-DAMAGED = OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError  # whatever a file may hold
 
 
 class Kind(NamedTuple):
@@ -107,7 +105,7 @@ def beside(what: str, here: Any = None) -> Bundle:
     )
     why = [kind.why] if len({label for label, _ in lines}) > 1 else []
     notes = [wrapped(note) for note in (*why, *notes, *damaged)]
-    return Bundle("\n".join([plain, *notes]), html=table + "".join(f"<p>{note}</p>" for note in notes))
+    return Bundle("\n".join([plain, *notes]), html=table + "".join(f"<p>{escape(note)}</p>" for note in notes))
 
 
 def newest(files, kind, label) -> tuple[list, list]:
@@ -115,11 +113,12 @@ def newest(files, kind, label) -> tuple[list, list]:
     notes = []
     for file in reversed(files):
         try:
-            record = json.loads(file.read_text())
-            passed = [part for part in record["parts"] if part["part"] == kind.part and part["outcome"] == "passed"]
-            if passed:
-                name = one_line(f"{record['device']}, {record['date'][:10]}")
-                return [(label.format(name), line) for line in kind.read(passed[-1])], notes
-        except DAMAGED:
-            notes.append(f"{file.relative_to(paths.root())} is no record that can be read; do: make gpu-record")
+            with foreign.faults(f"{file.relative_to(paths.root())} is no record", "do: make gpu-record"):
+                record = foreign.unpacked(file)
+                passed = [part for part in record["parts"] if part["part"] == kind.part and part["outcome"] == "passed"]
+                if passed:
+                    name = one_line(f"{record['device']}, {record['date'][:10]}")
+                    return [(label.format(name), line) for line in kind.read(passed[-1])], notes
+        except UserError as error:
+            notes.append(str(error))
     return [], notes

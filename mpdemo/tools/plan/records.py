@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mpdemo.errors import UserError, error_line
-from mpdemo.measure.spans import unpacked
+from mpdemo import foreign
+from mpdemo.errors import UserError
 from mpdemo.predict.efficiency import (
     AT_BEST,
     ATTENTION,
@@ -37,13 +37,12 @@ ALLOWED = "allowed: a record of make gpu-record, or a trace of torch.profiler, a
 
 def efficiency_of(file, gpu):
     """Return the `Efficiency` that a file shows; what it does not have stays as it is known of the GPU."""
-    content = _content(file)
-    try:
+    with foreign.faults(f"--record {file} cannot be read", ALLOWED):
+        content = foreign.unpacked(file)
+    if not isinstance(content, dict) or not {"traceEvents", "parts"} & {*content}:
+        raise UserError(f"--record {file} is neither a record nor a trace; {ALLOWED}")
+    with foreign.faults(f"--record {file} has other things in it than it should", ALLOWED):
         return _shown(file, content, gpu)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"--record {file} has other things in it than it should ({error_line(error)}); {ALLOWED}"
-        ) from None
 
 
 def _shown(file, content, gpu):
@@ -64,19 +63,6 @@ def _shown(file, content, gpu):
     if not rows:
         raise UserError(f"--record {file} has no efficiency of any kernel; {ALLOWED}")
     return known.measured(rows, together, f"{Path(file).name} ({device}, {when})")
-
-
-def _content(file) -> dict:
-    """Return what is in a file, which may be compressed."""
-    try:
-        content = unpacked(file)
-    except (ValueError, EOFError):
-        raise UserError(f"--record {file} is no JSON; {ALLOWED}") from None
-    except OSError as error:
-        raise UserError(f"--record {file} cannot be read: {error.strerror or error}; {ALLOWED}") from None
-    if not isinstance(content, dict) or not {"traceEvents", "parts"} & {*content}:
-        raise UserError(f"--record {file} is neither a record nor a trace; {ALLOWED}")
-    return content
 
 
 def _of_record(parts, together):
