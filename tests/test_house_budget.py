@@ -29,7 +29,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 7_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
-    ("/jobs", 18_850, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/jobs", 19_700, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
         13_950,
@@ -64,7 +64,7 @@ REST = [
     ),
 ]
 # How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
-FILES = {"course": (COURSE, 113), "tools": (TOOLS, 53)}
+FILES = {"course": (COURSE, 114), "tools": (TOOLS, 53)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import time
 
 import pytest
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, load_site, render, spec_of
+from mpdemo.jobs.programs import changed, programs
 from mpdemo.notebook.course import run
 
 SCRIPT = "notebooks/scripts/first_ddp.py"
@@ -126,19 +126,74 @@ def test_what_is_no_script_is_refused_before_a_job_starts(no_slurm, project, scr
     assert not (project / "runs").exists()
 
 
-def test_a_cell_finds_its_job_again_unless_a_script_has_changed(no_slurm, project, capsys):
-    with pytest.raises(UserError, match="no script 'a.py' in the project's folder"):
-        run("python a.py")
-    (project / "a.py").write_text("print('one')")
+PROGRAMS = {  # of a project
+    "main.py": "import sub.deep, torch\nfrom pkg import data",
+    "pkg/__init__.py": "def late():\n    from .model import net",
+    "pkg/model.py": "from .. import other\nfrom ..other import queue, loop",
+    "pkg/data.py": "this is no Python",
+    "pkg/__main__.py": "",
+    "sub/deep.py": "import importlib\nimportlib.import_module('named')",
+    "named.py": "exec(open('config.py').read())",
+    "config.py": "",
+    "other.py": "import loop, queue, gone",
+    "unused.py": "",
+    "s/main.py": "import helper, pkg\n'two words'",
+    "s/helper.py": "\\0",
+    "s/pkg/__init__.py": "",
+    "notebooks/labs/late.py": "from mpdemo.labs import early",
+    "notebooks/labs/early.py": "",
+}
+OF_PKG = "pkg/__init__.py pkg/model.py other.py"
+OF_MAIN = f"{OF_PKG} main.py sub/deep.py pkg/data.py named.py config.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        ("python main.py --lr 1", OF_MAIN),
+        ("torchrun -m main", OF_MAIN),
+        ("python -u -m pkg", f"{OF_PKG} pkg/__main__.py"),
+        ("python -c 'import pkg.model'", OF_PKG),
+        ("mpdemo same -- s/main.py", "s/main.py s/helper.py s/pkg/__init__.py"),
+        ("mpdemo plan --model=main.py:make", OF_MAIN),
+        ("python -m mpdemo.labs.late", "notebooks/labs/late.py notebooks/labs/early.py"),
+    ],
+)
+def test_the_programs_of_a_command_are_what_it_would_import_from_the_project(project, command, read):
+    for name, text in PROGRAMS.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    os.mkfifo(project / "queue.py")
+    (project / "loop").symlink_to(project)
+    (project / "loop.py").symlink_to("loop.py")
+    command = spec_of(command).command
+    before = programs(command)
+    assert {*before} == {*read.split()}
+    for name in before:
+        (file := project / name).write_text(f"{file.read_text()}#")
+        os.utime(file, (1, 1))  # as a copy that keeps its time
+        assert changed(before, command) == f"{name} has changed"
+        file.write_text(PROGRAMS[name])
+    assert not changed(before, command) and changed(None, command)
+
+
+def test_a_cell_finds_its_job_again_unless_a_program_has_changed(no_slurm, project, capsys):
+    (project / "pkg").mkdir()
+    (project / "a.py").write_text("import pkg\nprint(pkg.word)")
+    (project / "pkg/__init__.py").write_text("word = 'one'")
     command = "torchrun --standalone --nproc-per-node=2 a.py"
     first = run(command)
     assert first.output() == "one\none" and capsys.readouterr().out == ""
     assert run(command).id == first.id and "not submitted again" in capsys.readouterr().out
-    (project / "b.py").write_text("print('a module of it')")
-    os.utime(project / "b.py", (time.time() + 1,) * 2)
+    (project / "pkg/__init__.py").write_text("import time\nword = 'three'\ntime.sleep(60)")
     again = run(command)
-    assert again.id != first.id and "a new one, because b.py was saved after it started" in capsys.readouterr().out
-    assert again.output() == "one\none"
+    assert again.id != first.id and "a new one, because pkg/__init__.py has changed" in capsys.readouterr().out
+    (project / "a.py").write_text("print('four')")
+    assert run(command).id == again.id  # which still runs
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not submitted again, although a.py has changed; do: cancel it, and run this again" in said
+    again.cancel()
+    assert run(command).output() == "four\nfour"
 
 
 def test_a_job_that_was_interrupted_runs_anew(no_slurm, project, capsys, monkeypatch):

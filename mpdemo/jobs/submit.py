@@ -16,6 +16,7 @@ from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
+from mpdemo.jobs.programs import changed, programs
 from mpdemo.jobs.sbatch_text import FittedJob, fitted
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
@@ -52,8 +53,6 @@ def submit(spec: JobSpec, site: AnySite = None, resubmit: bool = False, announce
     identity = slurm.identity() if slurm.in_reach() else None
     with alone(spec) as out:
         if earlier := find_earlier(spec, identity, resubmit):
-            known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
-            print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
             return earlier
         return start(job, identity, out, announce)
 
@@ -63,11 +62,13 @@ def start(job: FittedJob, identity: Any, out: Path, announce: bool = True) -> Jo
     spec = job.asked
     if identity is None:
         check_room(spec.world_size, spec.oversubscribe)
+    read = programs(spec.command)  # before they start: what is edited from now on may not be in it
     with results_aside(spec, out):
         path = Path(spec.out, "job.sbatch")
         (paths.root() / path).write_text(job.text, encoding="utf-8")
         started = slurm_job.start(job, path, identity) if identity else local_job.start(spec)
     record = {**started, "script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
+    record["programs"] = read
     record["polling_seconds"] = job.site.polling_seconds
     if announce or spec.nodes > 1 or (identity is None and too_few_gpus(spec.devices)):
         print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
@@ -87,7 +88,7 @@ def attach(out: str | Path) -> Job:
 
 
 def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
-    """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
+    """Return the folder's job if it has the same spec, place and programs; refuse a folder whose job still runs."""
     folder = paths.root() / spec.out
     if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
         yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out"
@@ -97,11 +98,12 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     job = Job(record, folder)
     same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
-    stale = ""
-    if same and not resubmit and job.finished:
-        cancelled = "it was cancelled" if job.state == "cancelled" else ""
-        stale = cancelled or changed_since(record.get("submitted", 0), spec)
-    if same and not resubmit and not stale:
+    stale = changed(record.get("programs"), spec.command) if same and not resubmit else ""
+    stale = "it was cancelled" if job.state == "cancelled" else stale
+    if same and not resubmit and not (stale and job.finished):
+        known = f"found job {job.id} ({job.state}) in {spec.out}: not submitted again"
+        known += f", although {stale}; do: cancel it, and run this again" if stale else "; resubmit=True runs it again"
+        print(wrapped(known))
         return job
     if not job.finished:
         busy = f"{job.title} is {job.state} and writes to {spec.out}"
@@ -110,15 +112,8 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
         what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "of resubmit=True" if same else "the command or an option has changed" if same_place else "it ran elsewhere"
-    print(wrapped(f"found job {job.id} ({job.state}); submitting a new one, because {stale or why}"))
+    print(wrapped(f"found job {job.id} ({job.state}); submitting a new one, because {(same and stale) or why}"))
     return None
-
-
-def changed_since(moment, spec) -> str:
-    """Say which Python file beside a script of the command was saved after this moment; "" if none was."""
-    scripts = (paths.root() / word.partition(":")[0] for word in spec.command if ".py" in word)
-    files = (file for script in scripts if script.is_file() for file in script.parent.glob("*.py"))
-    return next((f"{file.name} was saved after it started" for file in files if file.stat().st_mtime > moment), "")
 
 
 def announcement(spec: JobSpec, record: dict[str, Any]) -> str:
