@@ -29,7 +29,6 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit
-from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.submit import make_folder, start
 from mpdemo.options import as_arguments
 from mpdemo.training import checkpoint
@@ -162,10 +161,10 @@ class Life:
         print(f"{kind}: {self.what}: {text}", flush=True)
 
 
-def spec_of(case, out, name, requeue=False) -> JobSpec:
+def spec_of(case, out, name) -> JobSpec:
     settings, processes_per_node = CASES[case]
     command = ("-m", "mpdemo", "train", *as_arguments({**COMMON, **settings, "out": out}))
-    options = {"requeue": requeue, "signal": "USR1@60", "oversubscribe": True, "gpus_per_process": 0}
+    options = {"signal": "USR1@60", "oversubscribe": True, "gpus_per_process": 0}
     options["cpus_per_process"] = int(CPUS) // processes_per_node  # a node for each job: what hits one hits no other
     return JobSpec(name, command, out, processes_per_node=processes_per_node, time_limit="00:30:00", **options)
 
@@ -218,7 +217,7 @@ def restart_controllers(cluster, over, counts):
 
 def start_here(spec):
     """Start a job on this machine, though a Slurm is in reach."""
-    return start(fitted(spec, load_site("generic")), None, make_folder(spec))
+    return start(spec, load_site("generic"), None, make_folder(spec))
 
 
 def run_reference(case):

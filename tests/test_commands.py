@@ -70,7 +70,7 @@ def test_colours_and_short_lines_are_for_a_terminal_alone(monkeypatch):
 
 VALUES = ["", " ", "\n", "a\nb", "\udcff", "x" * 300, "x" * 5000, "/" + "y/" * 3000, "9" * 20, "9" * 5000]
 WORDS = "é １ {} %s ~ * = -1 0 1 3 1.5 inf -inf nan 1e999 0x10 1,2 , 1,,2 True None auto mnist GPipe 16GiB .. /"
-VALUES += [*WORDS.split(), "/dev/null", "/dev/full/x", "a:b", ":", "a.toml"]
+VALUES += [*WORDS.split(), "/dev/null", "/dev/full/x", "a:b", ":", "a.sbatch"]
 INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
     "demo": ["start", "take_devices"],
@@ -78,7 +78,7 @@ BEGINNINGS = {  # what a command calls when its input is good
     "plan": ["answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
-    "render": ["problems_in"],
+    "render": ["check"],
     "rehearse": ["run_trials"],
 }
 NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"]}

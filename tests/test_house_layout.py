@@ -75,7 +75,7 @@ def test_a_rank_of_a_training_enters_few_of_our_files(tmp_path, monkeypatch):
 
 
 def test_make_clean_removes_what_runs_and_tools_left_and_never_the_answers(tmp_path):
-    kept = ["work/00_3.py", "slurm/mine/03.sbatch", "slurm/sites/mine.toml", ".venv/bin/python", "mpdemo/a.py"]
+    kept = ["work/00_3.py", "slurm/mine/03.sbatch", "slurm/sites/mine.sbatch", ".venv/bin/python", "mpdemo/a.py"]
     made = ["runs/ddp/summary.json", "mpdemo/jobs/__pycache__/a.pyc", ".pytest_cache/x", "slurm-7.out"]
     made += ["slurm/slurm-8.err", "notebooks/.ipynb_checkpoints/00.ipynb"]
     for name in (*kept, *made, "tests/a.py", "notebooks/00.ipynb"):

@@ -10,31 +10,28 @@ import subprocess
 import pytest
 from worker_jobs import PROGRAMS
 
+from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, render, slurm, spec_of, submit
+from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit
 from mpdemo.jobs import spec as job_spec
 
 WORKER = str(PROGRAMS / "worker.py")
 
 
 def spec(**changes):
-    command = f"-m mpdemo train --rung ddp --out runs/toy {'--resume auto' if changes.get('requeue') else ''}"
-    values = {"name": "toy", "command": command.split(), "out": "runs/toy"}
+    values = {
+        "name": "toy",
+        "command": ["-m", "mpdemo", "train", "--rung", "ddp", "--out", "runs/toy"],
+        "out": "runs/toy",
+    }
     return JobSpec(**(values | changes))
 
 
 def test_generic_and_throwaway_render_the_same_text():
-    for changes in ({"launcher": "torchrun", "nodes": 2}, {"requeue": True, "signal": "USR1@60"}):
+    for changes in ({"launcher": "torchrun", "nodes": 2}, {"signal": "USR1@60"}):
         text, again = (render(spec(**changes), load_site(name)) for name in ("generic", "throwaway"))
         assert text == again
         assert all(" # " in line for line in text.splitlines() if line.startswith("#SBATCH"))
-
-
-def test_requeue_needs_a_checkpoint_and_the_exit_status_that_torchrun_hides():
-    with pytest.raises(UserError, match='do: launcher="srun"'):
-        render(spec(launcher="torchrun", requeue=True), load_site("generic"))
-    with pytest.raises(UserError, match="--resume auto"):
-        render(spec_of("mpdemo train --rung single --out runs/x", requeue=True), load_site("generic"))
 
 
 def test_torchrun_waits_as_long_as_the_warning_gives():
@@ -127,24 +124,38 @@ def test_the_example_in_the_docstring_is_true():
 
 
 @pytest.mark.parametrize(
-    "line, message",
+    "old, new, message",
     [
-        ('partitoin = "gpu"', "mine.toml: unknown name 'partitoin'; allowed: name, .*; did you mean 'partition'"),
-        ('gpus_per_node = "4"', "valid integer"),
-        ("cores_per_node = 0", "cores_per_node 0 is not allowed: it should be greater than or equal to 1"),
-        ('setup = "module load x"', "a valid list"),
-        ('gpu_type = "gpu:a100"', "gpu_type 'gpu:a100' is not allowed"),
-        ('launcher = "mpirun"', "allowed: srun, torchrun"),
-        ('master_suffix = "; rm"', "master_suffix .; rm. is not allowed"),
-        ("polling_seconds = 0", "polling_seconds 0 is not allowed: it should be greater than or equal to 1"),
-        ('max_time = "long"', "max_time 'long': is no time; allowed: HH:MM:SS"),
-        ('partition = "a\\nb"', "line break"),
-        ("partition = ", "mine.toml: Invalid value"),
+        (
+            "gpus_per_node = 4",
+            "gpus_per_nodes = 4",
+            "unknown name 'gpus_per_nodes'; allowed: .*; did you mean 'gpus",
+        ),
+        ("gpus_per_node = 4", 'gpus_per_node = "4"', "valid integer"),
+        (
+            "cores_per_node = 40",
+            "cores_per_node = 0",
+            "cores_per_node 0 is not allowed: it should be greater than",
+        ),
+        ('launcher = "srun"', 'launcher = "mpirun"', "allowed: srun, torchrun"),
+        (
+            "polling_seconds = 5",
+            "polling_seconds = 0",
+            "polling_seconds 0 is not allowed: it should be greater",
+        ),
+        ('max_time = ""', 'max_time = "long"', "max_time 'long': is no time; allowed: HH:MM:SS"),
+        ('python = "python"', 'python = "a\\nb"', "line break"),
+        ('python = "python"', "python = ", "mine.sbatch: Invalid value"),
+        ("gpu:{gpus}", "gpu:{gpu}", "mine.sbatch: line 28: no hole {gpu}; allowed: name, .*; did you mean 'gpus'"),
+        ("{launch}", "srun python train.py", "mine.sbatch: it has no hole {launch}; do: copy generic.sbatch"),
+        ("#SBATCH", "# SBATCH", "mine.sbatch: it has no hole {nodes}"),
     ],
 )
-def test_a_wrong_site_file_is_explained(tmp_path, line, message):
-    file = tmp_path / "mine.toml"
-    file.write_text(line + "\n")
+def test_a_wrong_site_file_is_explained(tmp_path, old, new, message):
+    file = tmp_path / "mine.sbatch"
+    text = (paths.root() / "slurm/sites/generic.sbatch").read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
     with pytest.raises(UserError, match=message):
         load_site(str(file))
 
@@ -188,7 +199,7 @@ def test_the_checker_names_the_line_and_the_fix(project, text, line, message):
 
 def test_a_good_file_has_no_problems(project):
     lines = "#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'h100|a100'", "# SBATCH lines end here"
-    assert check(script(*lines), project / "slurm/sites/jeanzay.toml") == []
+    assert check(script(*lines), project / "slurm/sites/jeanzay.sbatch") == []
 
 
 def test_a_spec_is_checked_before_it_is_submitted(project):

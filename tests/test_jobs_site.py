@@ -14,7 +14,6 @@ from worker_jobs import options, stand_in
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, render, slurm, slurm_job, submit
-from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import find_site
 from mpdemo.tools.support import site_trial
 from mpdemo.tools.support.site_trial import try_site
@@ -22,12 +21,23 @@ from mpdemo.tools.support.site_trial import try_site
 spec = functools.partial(worker_jobs.spec, gpus_per_process=0)
 
 
-def site(**words):
-    return dataclasses.replace(load_site("throwaway"), **words)
+def script(*directives, setup=()):
+    """Return the throw-away cluster's script with more directives and commands."""
+    text = load_site("throwaway").text
+    end = "#SBATCH --no-requeue"
+    text = text.replace(end, "\n".join([*(f"#SBATCH {text}" for text in directives), end]))
+    return text.replace("{course}\n", "\n".join(["{course}", "", *setup, ""]))
 
 
-def write_site(project, name, text):
-    (project / f"slurm/sites/{name}.toml").write_text(text + "\n")
+def site(*directives, setup=(), text="", **facts):
+    return dataclasses.replace(load_site("throwaway"), text=text or script(*directives, setup=setup), **facts)
+
+
+def write_site(project, name, facts="", *directives):
+    """Write a site file: the throw-away cluster's script with other facts."""
+    lines = [line for line in script(*directives).splitlines() if not line.startswith("#:")]
+    lines[1:1] = [f"#: {fact}" for fact in facts.splitlines()]
+    (project / f"slurm/sites/{name}.sbatch").write_text("\n".join(lines) + "\n")
 
 
 # --- a setup line that fails, a Python that is missing: on a real Slurm
@@ -59,10 +69,10 @@ def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):
     """Python behind a prefix, more options of srun, a login shell."""
-    words = {"python": f"env PREFIX=there {sys.executable}", "login_shell": True}
-    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",)}
+    facts = {"python": f"env PREFIX=there {sys.executable}", "srun_options": ("--export=ALL", "--cpu-bind=none")}
     code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'SLURM_LOCALID')))"
-    job = submit(spec(command=("-c", code), processes_per_node=2), site=site(**words))
+    text = script().replace("#!/bin/bash", "#!/bin/bash -l")
+    job = submit(spec(command=("-c", code), processes_per_node=2), site=site(text=text, **facts))
     assert job.wait(60) == "done", job.log()
     printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
     assert sorted(printed) == ["0: there 0", "1: there 1"]
@@ -71,44 +81,32 @@ def test_the_words_of_a_launch_reach_every_task(cluster, project):
 # --- the words in the text
 
 
-def test_further_directives_are_quoted_and_memory_of_gpus_is_asked_for_with_gpus_only():
-    words = {"extra": ("--exclusive", "--licenses=a b"), "memory_per_gpu": "60G"}
-    given = options(render(spec(), site(**words)))
-    assert given["licenses"] == "a b" and "exclusive" in given and "mem-per-gpu" not in given
-    assert options(render(spec(gpus_per_process=1), site(**words)))["mem-per-gpu"] == "60G"
+def test_a_directive_stays_as_it_is_and_one_of_gpus_goes_with_them():
+    mine = site('--licenses="a b"', "--mem-per-gpu=60G", "--exclusive")
+    given = options(render(spec(), mine))
+    assert given["licenses"] == "a b" and "exclusive" in given and not {"mem-per-gpu", "gres"} & set(given)
+    given = options(render(spec(gpus_per_process=1), mine))
+    assert (given["mem-per-gpu"], given["gres"]) == ("60G", "gpu:4")  # all of a node that is not shared
 
 
-TWICE = ["--time=1:00:00", "--gres=gpu:a100:4", "--gpus-per-node=4", "--requeue", "-p gpu", "--partition gpu"]
+def test_a_directive_that_is_there_twice_is_found():
+    (problem,) = check(spec(), site("--time=1:00:00"), ask_slurm=False)
+    assert "--time is there twice" in problem.message
 
 
-@pytest.mark.parametrize("extra", TWICE)
-def test_what_a_script_would_have_twice_is_refused(extra):
-    with pytest.raises(UserError, match=f"site file throwaway.toml: extra '{extra}' asks for what the script writes"):
-        render(spec(gpus_per_process=1), site(extra=(extra,)))
-
-
-def test_small_jobs_have_words_of_their_own_and_a_job_gets_no_more_cores_than_it_may(project):
-    node = 'cores_per_node = 64\ngpus_per_node = 8\npartition = "large"\ncores_per_job = 20\n'
-    small = '{gpus = 4, partition = "medium"}, {gpus = 1, partition = "small", max_time = "00:05:00"}'
-    write_site(project, "mine", f"{node}small_jobs = [{small}]")
-    mine = load_site("mine")
-    for processes, partition, cores in ((1, "small", 8), (2, "medium", 8), (4, "medium", 5), (8, "large", 2)):
+def test_a_job_gets_no_more_cores_than_it_may():
+    mine = site(cores_per_node=64, gpus_per_node=8, cores_per_job=20)
+    for processes, cores in ((1, 8), (2, 8), (4, 5), (8, 2)):
         given = options(render(spec(processes_per_node=processes, gpus_per_process=1), mine))
-        assert (given["partition"], given["cpus-per-task"]) == (partition, str(cores))
-    assert "over the limit here, 00:05:00" in check(spec(gpus_per_process=1), mine, ask_slurm=False)[0].message
-    assert "20 CPUs of a job / 4 processes" in render(spec(processes_per_node=4, gpus_per_process=1), mine)
-    for row in ("gpus = 'a'", "partition = 'a'", "gpus = 1, setup = 'a'", "gpus = 1, partition = '$A'"):
-        write_site(project, "mine", f"small_jobs = [{{{row}}}]")
-        with pytest.raises(UserError, match="mine.toml: small_jobs .*allowed: rows of gpus"):
-            load_site("mine")
+        assert given["cpus-per-task"] == str(cores)
 
 
-def test_jobs_of_one_node_have_words_of_their_own(project):
-    rows = 'small_jobs = [{nodes = 2, extra = ["--licenses=b"]}, {nodes = 1, gpus = 2, qos = "short"}]'
-    write_site(project, "mine", f'gpus_per_node = 4\ncores_per_node = 8\nextra = ["--licenses=a"]\n{rows}')
-    for nodes, processes, words in ((1, 2, ("short", "a")), (1, 4, (None, "b")), (3, 4, (None, "a"))):
-        given = options(render(spec(nodes=nodes, processes_per_node=processes, gpus_per_process=1), load_site("mine")))
-        assert (given.get("qos"), given["licenses"]) == words
+def test_a_command_over_several_lines_stays_as_it_is(cluster, project):
+    """Each line by itself would be none."""
+    setup = ("if true; then", "  export FOUND=yes", "fi", "ours() {", "  false", "}", 'test "$FOUND" = yes')
+    text = render(spec(), site(setup=setup))
+    assert "\n".join(setup[:-1]) + "\n" in text and '"$FOUND" = yes || failed ' in text
+    assert check(text, "throwaway", ask_slurm=False) == []
 
 
 @pytest.mark.parametrize(
@@ -116,24 +114,27 @@ def test_jobs_of_one_node_have_words_of_their_own(project):
     [
         ({"srun_options": ("--gpus-per-task=1",)}, {"gpus_per_process": 2}, "2"),
         ({"srun_options": ("--gpus-per-task=1",)}, {"launcher": "torchrun", "processes_per_node": 4}, "4"),
-        ({"extra": ("--gpu-bind=single:1",)}, {"gpus_per_process": 2}, "2"),
-        ({"binding": ("--gpu-bind=per_task:1",)}, {"gpus_per_process": 2}, "2"),
+        ({"directives": ("--gpu-bind=single:1",)}, {"gpus_per_process": 2}, "2"),
+        ({"srun_options": ("--gpu-bind=per_task:1",)}, {"gpus_per_process": 2}, "2"),
         ({"srun_options": ("--ntasks-per-node=4",)}, {"processes_per_node": 2}, "2"),
+        ({"directives": ("--ntasks=4",)}, {"processes_per_node": 2}, "2"),
         ({"srun_options": ("--gpus-per-task=1", "--ntasks=2", "--mpi=none")}, {"processes_per_node": 2}, ""),
-        ({"binding": ("--gpu-bind=per_task:1",)}, {"launcher": "torchrun", "processes_per_node": 4}, ""),
-        ({"gpu_syntax": ""}, {"processes_per_node": 5}, "at most|more nodes"),
+        ({"srun_options": ("--gpu-bind=per_task:1",)}, {"launcher": "torchrun", "processes_per_node": 4}, ""),
+        ({"text": "without gres"}, {"processes_per_node": 5}, "at most|more nodes"),
     ],
     ids=str,
 )
 def test_options_for_every_job_are_compared_with_this_one(words, shape, needed):
     """A process that drives two GPUs would see one."""
-    found = check(spec(**{"gpus_per_process": 1} | shape), site(**words), ask_slurm=False)
+    if "text" in words:
+        words = {"text": "\n".join(line for line in script().splitlines() if "--gres" not in line)}
+    found = check(spec(**{"gpus_per_process": 1} | shape), site(*words.pop("directives", ()), **words), ask_slurm=False)
     if not needed:
         assert found == []
-    elif "gpu_syntax" in words:
+    elif "text" in words:
         assert found[0].message == "5 GPUs per node, but a node has 4"
     else:
-        assert found[0].message.endswith(f"holds for every job, and this one needs {needed} there")
+        assert found[0].message.endswith(f"holds for every job; this one needs {needed} there")
 
 
 def test_the_file_says_which_pytorch_the_site_has(project):
@@ -143,7 +144,7 @@ def test_the_file_says_which_pytorch_the_site_has(project):
 
 
 def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
-    words = {"binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
+    words = {"srun_options": ("--cpu-bind=cores",), "python": "run 'my image' python"}
     text = render(spec(launcher="torchrun", nodes=2), site(**words))
     assert "--cpu-bind" not in text
     assert r"exec run '\''my image'\'' python -m torch.distributed.run" in text
@@ -162,13 +163,19 @@ def test_on_nodes_of_one_gpu_each_process_gets_a_node(project):
 
 
 def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project, monkeypatch):
-    write_site(project, "mine", 'account = "$COURSE_ACCOUNT"\nreservation = "${DAY}_a"\nextra = ["--mail-user=$ME"]')
+    write_site(project, "mine", "", "--account=$COURSE_ACCOUNT", "--reservation=${DAY}_a", "--mail-user=$ME # $YOU")
     for name, value in (("COURSE_ACCOUNT", "abc@v100"), ("DAY", "monday"), ("ME", "me@x.org")):
         monkeypatch.setenv(name, value)
     given = options(render(spec(), load_site("mine")))
     assert (given["account"], given["reservation"], given["mail-user"]) == ("abc@v100", "monday_a", "me@x.org")
     monkeypatch.delenv("COURSE_ACCOUNT")
-    with pytest.raises(UserError, match=r"mine.toml: account '\$COURSE_ACCOUNT': a variable is not set; do: export"):
+    with pytest.raises(UserError, match=r"mine.sbatch: #SBATCH --account=\$COURSE_ACCOUNT: a variable is not set; do"):
+        load_site("mine")
+
+
+def test_a_site_file_of_before_gets_its_line(project):
+    (project / "slurm/sites/mine.toml").write_text('partition = "gpu"\n')
+    with pytest.raises(UserError, match="no site 'mine'; .*; a .toml file is of an earlier version: write"):
         load_site("mine")
 
 
@@ -179,7 +186,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     for name, said in clients.items():
         stand_in(project / "bin" / name, f"echo {name} $* >> {project}/asked\necho '{said}'")
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
-    number = slurm_job.start(fitted(spec(), site()), "toy.sbatch", "home x")["id"]
+    number = slurm_job.start(spec(), "toy.sbatch", "home x")["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
     assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"  # asked once
     assert slurm_job.look_up(number).state == "running"
@@ -197,11 +204,11 @@ def test_another_batch_system_is_named(tmp_path, monkeypatch):
 
 
 def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
-    write_site(project, "bad", 'partitoin = "x"')
-    write_site(project, "poor", 'cluster_names = ["elsewhere"]\naccount = "$NOT_SET"')
+    write_site(project, "bad", "gpus_per_nod = 4")
+    write_site(project, "poor", 'cluster_names = ["elsewhere"]', "--account=$NOT_SET")
     assert find_site() == "throwaway" and load_site().name == "throwaway"
-    assert capsys.readouterr().err.count("skipped: site file bad.toml: unknown name 'partitoin'") == 1  # in all
-    with pytest.raises(UserError, match="bad.toml"):
+    assert capsys.readouterr().err.count("skipped: site file bad.sbatch: unknown name 'gpus_per_nod'") == 1  # in all
+    with pytest.raises(UserError, match="bad.sbatch"):
         load_site("bad")
 
 
@@ -219,17 +226,17 @@ def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, pr
 # --- tried, as far as a login node can
 
 
-def findings(cluster_name="throwaway", **words):
-    return try_site(dataclasses.replace(site(**words), name="mine", cluster_names=()), cluster_name)
+def findings(*directives, **words):
+    return try_site(dataclasses.replace(site(*directives, **words), name="mine", cluster_names=()), "throwaway")
 
 
 def test_slurm_is_asked_about_any_site_that_is_named(cluster, project):
-    (job,) = findings(partition="moon")
+    (job,) = findings("--partition=moon")
     assert not job.ok and "invalid partition specified: moon" in job.text
     assert "this cluster is called 'throwaway', which is not in its cluster_names" in job.text
     (job,) = findings()
     assert job.ok and "not in its cluster_names" in job.text  # so it is not found by itself
-    (job,) = findings(gpu_type="h100")
+    (job,) = findings(text=script().replace("gpu:{gpus}", "gpu:h100:{gpus}"))
     assert not job.ok and "Likely cause" in job.text
 
 
@@ -252,9 +259,3 @@ def test_a_program_that_never_ends_is_not_waited_for():
     begin = time.monotonic()
     status, said = site_trial.run_bounded(["bash", "-s"], "setsid sleep 20 & echo on; sleep 300\n", seconds=0.5)
     assert status is None and said == "on\n\nno end within 0.5 s" and time.monotonic() - begin < 15
-
-
-def test_the_folder_for_large_files_is_tried(cluster, project, monkeypatch):
-    monkeypatch.setenv("BIG", str(project))
-    assert all(finding.ok for finding in findings(scratch="$BIG/slurm"))
-    assert f"no folder {project}/me" in findings(scratch="$BIG/me")[-1].text

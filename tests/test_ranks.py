@@ -230,8 +230,9 @@ def test_more_ranks_than_cores_are_refused():
 def test_a_site_may_forbid_ranks_on_its_front_end(project, no_slurm, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     check_login_node(2)
-    site = project / "slurm/sites/strict.toml"
-    site.write_text('account = "abc"\nranks_on_front_end = false\n')
+    text = (project / "slurm/sites/throwaway.sbatch").read_text()
+    strict = text.replace("#:", "#: ranks_on_front_end = false\n#:", 1)
+    (project / "slurm/sites/strict.sbatch").write_text(strict)
     monkeypatch.setenv("MPDEMO_SITE", "strict")
     with pytest.raises(UserError, match="srun --cpus-per-task=2 .* jupyter lab"):
         check_login_node(2)

@@ -14,7 +14,6 @@ from worker_jobs import started, until
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render, spec_of
-from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.slurm_job import look_up
 from mpdemo.tools.support.rehearse import SMALL, Trial, smallest
 from mpdemo.tools.support.render import hours_at_most, jobs_of_course
@@ -98,8 +97,10 @@ def test_the_last_job_says_where_the_ranks_are(rehearse, project):
 def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(rehearse, project):
     for name in ("a_long", "b_long", "c_long", "d_long"):
         add_job(project, name, QUICK.format(600))
-    (project / "never.toml").write_text('extra = ["--hold"]\n')  # a job that does not start has no log
-    only = ("--only", "a_long,b_long", "--site", str(project / "never.toml"))
+    text = (project / "slurm/sites/throwaway.sbatch").read_text()
+    held = text.replace("#SBATCH --no-requeue", "#SBATCH --no-requeue\n#SBATCH --hold")  # a job that does not start
+    (project / "never.sbatch").write_text(held)
+    only = ("--only", "a_long,b_long", "--site", str(project / "never.sbatch"))
     late = rehearse(*only, "--wait", "2", "--at-once", "1")
     assert late.returncode == 1 and "0 of 2 jobs went well." in late.stdout, late.stderr
     assert re.search("still pending.* after 2 s; do: a larger --wait", late.stdout)
@@ -150,12 +151,15 @@ def test_render_writes_every_job_file_for_a_site(project, call_mpdemo, tmp_path)
 
 def test_what_a_learner_takes_at_most():
     job = JobSpec(name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4)
-    assert hours_at_most([fitted(job, load_site("jeanzay"))] * 2) == (2.0, "GPU")
-    assert hours_at_most([fitted(job, load_site("ucr_cpu"))]) == (4.0, "core")
+    assert hours_at_most([job] * 2, load_site("jeanzay")) == (2.0, "GPU")
+    assert hours_at_most([job], load_site("ucr_cpu")) == (4.0, "core")
 
 
 def test_render_names_what_a_site_cannot_run(call_mpdemo, tmp_path):
-    (tmp_path / "tiny.toml").write_text('cores_per_node = 4\ngpus_per_node = 1\nmax_time = "00:05:00"\n')
-    done = call_mpdemo("render", "--site", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "files"))
+    text = (paths.root() / "slurm/sites/throwaway.sbatch").read_text()
+    facts = '#: cores_per_node = 4\n#: gpus_per_node = 1\n#: max_time = "00:05:00"\n'
+    tiny = "#!/bin/bash\n" + facts + text[text.index("#SBATCH") :]
+    (tmp_path / "tiny.sbatch").write_text(tiny)
+    done = call_mpdemo("render", "--site", str(tmp_path / "tiny.sbatch"), "--out", str(tmp_path / "files"))
     assert done.returncode == 1
     assert "time 00:10:00 is over the limit here, 00:05:00; do: --time=00:05:00 or less" in done.stdout

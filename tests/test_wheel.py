@@ -68,7 +68,7 @@ def test_it_finds_its_sites_and_batch_scripts(installed):
     file, here, *names = installed("-c", code).splitlines()
     assert (installed.folder / "site/mpdemo/py.typed").is_file()
     assert Path(file).is_relative_to(installed.folder / "site") and Path(here) == installed.folder / "class"
-    assert sorted(names) == sorted(file.stem for file in (SLURM / "sites").rglob("*.toml"))
+    assert sorted(names) == sorted(file.stem for file in (SLURM / "sites").rglob("*.sbatch"))
     assert "[OK]   site leonardo: 4 GPUs and 32 cores per node" in installed(
         "-m", "mpdemo", "env", "--site", "leonardo", COURSE_ACCOUNT="a"
     )

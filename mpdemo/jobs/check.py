@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.jobs import slurm
-from mpdemo.jobs.sbatch_text import fitted
+from mpdemo.jobs.launch_text import unbound
+from mpdemo.jobs.sbatch_text import fitted, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 
@@ -41,18 +42,11 @@ def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = 
         Where Slurm is found, also let it judge (``sbatch --test-only``).
     """
     site = site if isinstance(site, Site) else load_site(site)
-    if isinstance(job, str):
-        return problems_in(job, site, ask_slurm)
-    job = fitted(job, site)
-    return problems_in(job.text, job.site, ask_slurm, job.spec)
-
-
-def problems_in(text: str, site: Site, ask_slurm: bool, spec: JobSpec | None = None) -> list[Problem]:
-    """Return what is wrong in a batch script, perhaps of a fitted job; the site has its words for jobs of that size."""
+    text = job if isinstance(job, str) else render(job, site)
     script = Script(text)
     shape(script, site)
-    if spec:
-        constant_options(script, spec, site)
+    if not isinstance(job, str):
+        constant_options(script, fitted(job, site), site)
     time_limit(script, site)
     log_folder(script)
     how = {"capture_output": True, "text": True, "timeout": 30, "env": os.environ | {"LC_ALL": "C"}}
@@ -159,18 +153,19 @@ def shape(script, site):
 def constant_options(script, spec, site):
     """Find what the site gives to every job and does not fit this one, and GPUs that no directive asks for."""
     of_task = spec.gpus_per_node // spec.tasks_per_node
-    if spec.gpus_per_node > site.gpus_per_node > 0 == len(site.gpu_syntax):
+    if spec.gpus_per_node > site.gpus_per_node > 0 == script.gpus_per_node(spec.tasks_per_node):
         message = f"{spec.gpus_per_node} GPUs per node, but a node has {site.gpus_per_node}"
         script.problem(None, message, "take more nodes for more processes")
     needed = {"nodes": spec.nodes, "ntasks": spec.nodes * spec.tasks_per_node, "ntasks-per-node": spec.tasks_per_node}
     if spec.gpus_per_node and site.gpus_per_node:
         needed |= {"gpus-per-task": of_task, "gpu-bind=single": of_task, "gpu-bind=per_task": of_task}
-    for text in (*site.srun_options, *site.extra, *(site.binding if spec.launcher == "srun" else ())):
+    of_directives = (f"{name}={value}" for name, (value, _) in script.options.items())
+    for text in (*unbound(site.srun_options, spec), *of_directives):
         name, _, value = text.removeprefix("--").replace(":", "=").rpartition("=")
         given = "1" if name == "gpu-bind=single" else value  # https://slurm.schedmd.com/srun.html#OPT_gpu-bind
         if given.isdigit() and name in needed and int(given) != needed[name]:
-            what = f"{text} of site file {site.name}.toml holds for every job, and this one needs {needed[name]} there"
-            script.problem(None, what, "take it out: the script writes what each job needs (gpu_syntax for GPUs)")
+            what = f"{text} of site file {site.name}.sbatch holds for every job; this one needs {needed[name]} there"
+            script.problem(script.line(name), what, "write a hole there, as generic.sbatch does")
 
 
 def time_limit(script, site):

@@ -1,13 +1,14 @@
-"""Site files: everything that differs from one cluster to the next, in ``slurm/sites/NAME.toml``.
+"""Site files: the batch script of a cluster, with holes for what differs from job to job, ``slurm/sites/NAME.sbatch``.
 
-Those of ``slurm/sites/community`` are found by their names in the same way. The words of a site file are explained in
-``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
+Support staff have such a script already, and a learner reads there what Slurm will read. Lines that begin with ``#:``
+are facts in TOML: what a node has, and how a program starts there. ``generic.sbatch`` explains facts and holes. Those
+of ``slurm/sites/community`` are found by their names in the same way.
 """
 
 import dataclasses
 import functools
-import math
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -17,8 +18,14 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo import paths
-from mpdemo.errors import UserError, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.jobs import slurm
+
+# What `mpdemo.jobs.sbatch_text` fills in. Elsewhere in a line, braces are the shell's.
+IN_DIRECTIVES = ("name", "nodes", "tasks", "job_tasks", "gpus", "task_gpus", "job_gpus", "cpus", "time", "signal")
+IN_COMMANDS = ("course", "first_node", "environment", "devices", "launch")
+HOLE = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+FACT, DIRECTIVE = "#:", "#SBATCH"
 
 
 def one_line(text) -> str:
@@ -39,98 +46,112 @@ Line = Annotated[str, AfterValidator(one_line)]
 Lines = Annotated[tuple[Line, ...], Field(strict=False)]  # TOML has lists, a dataclass tuples
 TimeLimit = Annotated[str, AfterValidator(time_limit)]
 Launcher = Literal["srun", "torchrun"]
-TEXTS = ("partition", "qos", "constraint", "memory", "memory_per_cpu", "memory_per_gpu", "max_time")
-# What may differ with the size of a job: the type of each word.
-OFTEN = dict.fromkeys(TEXTS, str) | {"extra": list, "whole_nodes": bool}
-SIZES = ("gpus", "nodes")  # of which a row of `small_jobs` says the largest number
-# Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
-DIRECTIVES = ("account", "reservation", "gpu_type", "extra", *TEXTS[:-1])
-
-
-def by_size(rows) -> tuple:
-    """Refuse a row of `small_jobs` that does not say up to which size, or has another word than `OFTEN`."""
-    types = OFTEN | dict.fromkeys(SIZES, int)
-    for row in rows:
-        wrong = [word for word, value in row.items() if type(value) is not types.get(word)]
-        if wrong or "$" in str(row) or not set(SIZES) & set(row):
-            raise ValueError(f"allowed: rows of gpus or nodes (a whole number) and {', '.join(OFTEN)}; not {row}")
-    return tuple(sorted(rows, key=lambda row: [row.get(size, math.inf) for size in SIZES]))
 
 
 @one_line_errors()
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Site:
-    """A cluster as its site file describes it. Empty text leaves a directive out."""
+    """A cluster: its batch script, and the facts from which its holes are filled."""
 
     name: Line = Field(description="the file's name")
-    title: Line = ""
+    text: str = ""
     cluster_names: Lines = ()
     cores_per_node: int = Field(1, ge=1)
     gpus_per_node: int = Field(0, ge=0)
     cores_per_job: int = Field(0, ge=0)
-    cpus_per_process: int = Field(1, ge=1)
-    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task", "gpus", ""] = "gres"
-    gpu_type: str = Field("", pattern=r"^[^:=,\s]*$")  # the model alone: the script puts gpu: and the number around it
-    partition: Line = ""
-    account: Line = ""
-    qos: Line = ""
-    constraint: Line = ""
-    reservation: Line = ""
-    memory: Line = ""
-    memory_per_cpu: Line = ""
-    memory_per_gpu: Line = ""
-    hint: Line = ""
-    small_jobs: Annotated[tuple[dict, ...], Field(strict=False), AfterValidator(by_size)] = ()
-    whole_nodes: bool = False
-    srun_only: Annotated[tuple[Literal["ntasks-per-node", "cpus-per-task", "hint"], ...], Field(strict=False)] = ()
-    extra: Lines = ()
     max_time: TimeLimit = ""
-    login_shell: bool = False
-    setup: Lines = ()
+    launcher: Launcher = "srun"
     python: Line = "python"
     pytorch: str = Field("", pattern=r"^(\d+\.\d+\S*)?$")
     srun_options: Lines = ()
-    binding: Lines = ()
-    launcher: Launcher = "srun"
-    separate_errors: bool = False
-    export_visible_devices: bool = False
-    master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$")
-    scratch: Line = ""
     ranks_on_front_end: bool = True
     polling_seconds: float = Field(5, ge=1, strict=False)
 
+    @property
+    def shell(self) -> str:
+        """The first line: which shell, and whether as a login shell."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines from the first directive on: what stands above is about the file."""
+        lines = self.text.splitlines()
+        first = next((k for k, line in enumerate(lines) if line.startswith(DIRECTIVE)), len(lines))
+        return [line for line in lines[first:] if not line.startswith(FACT)]
+
+    @property
+    def setup(self) -> list[str]:
+        """The site's own commands, as ``module load pytorch``."""
+        return [line for line in self.lines if line.strip() and line[0] != "#" and not holes(line)]
+
+    def gives(self, option) -> bool:
+        """Whether each job has a directive, as ``exclusive``."""
+        return any(re.match(rf"{DIRECTIVE} --{option}\b", line) for line in self.lines)
+
+
+def holes(line) -> list[str]:
+    """Return the names of a line's holes."""
+    return [name for name in HOLE.findall(line) if name in IN_COMMANDS or line.startswith(DIRECTIVE)]
+
 
 def load_site(name: str | Path | None = None) -> Site:
-    """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.
+    """Read a site file, with the variables of its directives (``--account=$COURSE_ACCOUNT``) expanded.
 
-    `name` is one in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
+    `name` is one in ``slurm/sites`` or the path of a ``.sbatch`` file. Without it: ``MPDEMO_SITE``, else the file that
     names the cluster found here, else "generic".
     """
     site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
-    values = {}
-    for key in DIRECTIVES:
-        value = getattr(site, key)
-        values[key] = os.path.expandvars(value) if isinstance(value, str) else tuple(map(os.path.expandvars, value))
-        if "$" in str(values[key]):
-            raise UserError(f"site file {site.name}.toml: {key} {value!r}: a variable is not set; do: export it")
-    return dataclasses.replace(site, **values)
+    lines = site.text.splitlines()
+    for k, line in enumerate(lines):
+        directive, mark, comment = line.partition(" # ")
+        if not line.startswith(DIRECTIVE) or "$" not in directive:
+            continue
+        expanded = os.path.expandvars(directive)  # Slurm expands none there; all other lines reach a shell
+        if "$" in expanded:
+            raise UserError(f"site file {site.name}.sbatch: {directive.strip()}: a variable is not set; do: export it")
+        lines[k] = expanded + mark + comment
+    return dataclasses.replace(site, text="\n".join(lines) + "\n")
 
 
 def site_files() -> dict:
     """Return the site files by their names."""
-    return paths.slurm_files("sites/community/*.toml", "sites/*.toml")
+    return paths.slurm_files("sites/community/*.sbatch", "sites/*.sbatch")
 
 
 def read_site(name) -> Site:
     """Read a site file as it is written; see `load_site`."""
-    file = Path(name) if name.endswith(".toml") else site_files().get(name)
+    file = Path(name) if name.endswith(".sbatch") else site_files().get(name)
     if file is None or not file.exists():
-        names, new = ", ".join(sorted(site_files())), Path(name).stem + ".toml"
-        raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites")
+        names, new = ", ".join(sorted(site_files())), Path(name).stem + ".sbatch"
+        raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites{older(name)}")
     try:
-        return Site(**tomllib.loads(file.read_text(encoding="utf-8")) | {"name": file.stem})
+        text = file.read_text(encoding="utf-8")
+        facts = "\n".join(line.removeprefix(FACT) for line in text.splitlines() if line.startswith(FACT))
+        site = Site(**tomllib.loads(facts) | {"name": file.stem, "text": text})
+        refuse_what_is_no_script(site)
     except (OSError, ValueError, UserError) as error:
         raise UserError(f"site file {file.name}: {error}") from None
+    return site
+
+
+def older(name) -> str:
+    """Say what to do with a site file of before, if there is one of this name."""
+    if not paths.slurm_files(f"sites/{Path(name).stem}.toml"):
+        return ""
+    return "; a .toml file is of an earlier version: write a batch script with holes, see generic.sbatch there"
+
+
+def refuse_what_is_no_script(site):
+    """Refuse a site file without a directive, without the holes that start a job, or with one that nothing fills."""
+    for number, line in enumerate(site.text.splitlines(), 1):
+        for name in HOLE.findall(line) if line.startswith(DIRECTIVE) else ():
+            if name not in IN_DIRECTIVES:
+                allowed = ", ".join(IN_DIRECTIVES) + did_you_mean(name, IN_DIRECTIVES)
+                raise UserError(f"line {number}: no hole {{{name}}}; allowed: {allowed}")
+    found = set(HOLE.findall("\n".join([*site.lines, *site.srun_options])))
+    for name in ("nodes", "tasks", "cpus", "time", "course", "launch"):
+        if name not in found:
+            raise UserError(f"it has no hole {{{name}}}; do: copy generic.sbatch, and change what differs")
 
 
 def find_site() -> str:

@@ -26,11 +26,11 @@ LOCK = threading.Lock()  # threads that look at the same time ask once
 CANCELLED = re.compile(slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 
 
-def start(job, script, identity) -> dict:
+def start(spec, script, identity, separate_errors=False) -> dict:
     """Submit a job's script, its log redirected into the run's folder; return what the job's record holds of it."""
-    log = job.spec.out.replace("%", "%%") + "/slurm-%j"  # "%" begins a pattern there
+    log = spec.out.replace("%", "%%") + "/slurm-%j"  # "%" begins a pattern there
     options = [f"--output={log}.out"]
-    if job.site.separate_errors:
+    if separate_errors:
         options.append(f"--error={log}.err")
     said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     number = said.split()[-1]

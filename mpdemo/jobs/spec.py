@@ -65,7 +65,6 @@ class JobSpec:
     time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
-    requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
     signal: str | None = Field(
         None,
         pattern=r"^(USR1|USR2|TERM|INT)@[0-9]{1,5}$",

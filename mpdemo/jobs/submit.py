@@ -14,10 +14,10 @@ from typing import Any
 from mpdemo import paths
 from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
-from mpdemo.jobs.check import problems_in
+from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
 from mpdemo.jobs.programs import changed, programs
-from mpdemo.jobs.sbatch_text import FittedJob, fitted
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
@@ -47,29 +47,28 @@ def submit(spec: JobSpec, site: AnySite = None, resubmit: bool = False, announce
     UserError
         The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
-    job = fitted(spec, site if isinstance(site, Site) else load_site(site))
-    if problems := problems_in(job.text, job.site, False, job.spec):
+    site = site if isinstance(site, Site) else load_site(site)
+    if problems := check(spec, site, ask_slurm=False):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
     identity = slurm.identity() if slurm.in_reach() else None
     with alone(spec) as out:
         if earlier := find_earlier(spec, identity, resubmit):
             return earlier
-        return start(job, identity, out, announce)
+        return start(spec, site, identity, out, announce)
 
 
-def start(job: FittedJob, identity: Any, out: Path, announce: bool = True) -> Job:
-    """Start a fitted job with the folder `out` on the cluster of this identity; without one, on this machine."""
-    spec = job.asked
+def start(spec: JobSpec, site: Site, identity: Any, out: Path, announce: bool = True) -> Job:
+    """Start a job with the folder `out` on the cluster of this identity; without one, on this machine."""
     if identity is None:
         check_room(spec.world_size, spec.oversubscribe)
     read = programs(spec.command)  # before they start: what is edited from now on may not be in it
     with results_aside(spec, out):
         path = Path(spec.out, "job.sbatch")
-        (paths.root() / path).write_text(job.text, encoding="utf-8")
-        started = slurm_job.start(job, path, identity) if identity else local_job.start(spec)
+        (paths.root() / path).write_text(render(spec, site), encoding="utf-8")
+        started = slurm_job.start(spec, path, identity, site.gives("error")) if identity else local_job.start(spec)
     record = {**started, "script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record["programs"] = read
-    record["polling_seconds"] = job.site.polling_seconds
+    record["polling_seconds"] = site.polling_seconds
     if announce or spec.nodes > 1 or (identity is None and too_few_gpus(spec.devices)):
         print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)

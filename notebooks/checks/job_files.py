@@ -16,7 +16,7 @@ from mpdemo.paths import root
 from mpdemo.world.processes import child_environment
 
 SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s
-NODE = {"cpus": 40, "gpus": 4}  # of the throw-away cluster, as in slurm/sites/generic.toml
+NODE = {"cpus": 40, "gpus": 4}  # of the throw-away cluster, as in slurm/sites/generic.sbatch
 ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): .")
 TRIED = "It ran on a throw-away Slurm."
 READ = "No Slurm can be started here, so its text was read."

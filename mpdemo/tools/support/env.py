@@ -38,7 +38,7 @@ REINSTALL = "reinstall both together: pip install --force-reinstall torch torchv
 
 def add_arguments(parser):
     """Declare ``--site``."""
-    parser.add_argument("--site", help="check this site file too (a name in slurm/sites, or a .toml file)")
+    parser.add_argument("--site", help="check this site file too (a name in slurm/sites, or a .sbatch file)")
 
 
 def main(args) -> int:
@@ -68,7 +68,7 @@ def check_ranks(site=None) -> list[Finding] | None:
         return None
     whole_nodes = False
     with contextlib.suppress(UserError):  # `findings` says what is wrong with a site file
-        whole_nodes = load_site(site).whole_nodes
+        whole_nodes = load_site(site).gives("exclusive")
     trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows, whole_nodes)]
     return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *trouble]
 

@@ -37,7 +37,7 @@ LONGEST = 200  # characters of what to fix, in the table
 
 def add_arguments(parser):
     """Declare the options of the command."""
-    parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
+    parser.add_argument("--site", help="a name in slurm/sites, or a .sbatch file (default: as for jobs)")
     parser.add_argument("--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)")
     parser.add_argument("--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)")
     late = "seconds for all jobs; what has not ended by then is cancelled (3600)"

@@ -9,14 +9,14 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm, spec_of
-from mpdemo.jobs.check import problems_in
-from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
+from mpdemo.jobs.check import check
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node, render
 from mpdemo.jobs.site import find_site
 
 
 def add_arguments(parser):
     """Declare the options of the command."""
-    parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
+    parser.add_argument("--site", help="a name in slurm/sites, or a .sbatch file (default: as for jobs)")
     parser.add_argument("--out", help="folder for the files (default: slurm/SITE)")
 
 
@@ -26,7 +26,7 @@ def main(args) -> int:
     Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is found.
     """
     site = load_site(args.site)
-    jobs = {name: fitted(spec, site) for name, spec in jobs_of_course().items()}
+    jobs = jobs_of_course()
     folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
     cluster = slurm.cluster_name() if slurm.in_reach() else None
     ask_slurm = cluster is not None and (cluster in site.cluster_names or find_site() == "generic")
@@ -36,16 +36,15 @@ def main(args) -> int:
         if not args.out:  # a batch script finds the root by this folder
             (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)
         for name, job in jobs.items():
-            text = job.text
-            (folder / f"{name}.sbatch").write_text(text, encoding="utf-8")
-            problems = problems_in(text, job.site, ask_slurm, job.spec)
+            (folder / f"{name}.sbatch").write_text(render(job, site), encoding="utf-8")
+            problems = check(job, site, ask_slurm)
             print(f"{folder / name}.sbatch", *(f"  {problem}" for problem in problems), sep="\n")
             wrong += bool(problems)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
-    judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
+    judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.sbatch; no Slurm of that site was asked"
     print(f"{len(jobs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
-    hours, what = hours_at_most(jobs.values())
+    hours, what = hours_at_most(jobs.values(), site)
     print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
     return 1 if wrong else 0
 
@@ -67,13 +66,10 @@ def jobs_of_course() -> dict:
     return jobs
 
 
-def hours_at_most(jobs) -> tuple[float, str]:
+def hours_at_most(jobs, site) -> tuple[float, str]:
     """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
-    seconds = 0
-    has_gpus = False
-    for job in jobs:
-        has_gpus = job.site.gpus_per_node > 0
-        cores = job.spec.tasks_per_node * cpus_per_task(job.spec, job.site)[0]
-        on_node = gpus_on_node(job.spec, job.site) if has_gpus else cores
-        seconds += job.spec.nodes * on_node * slurm.limit(job.spec.time_limit)
+    seconds, has_gpus = 0, site.gpus_per_node > 0
+    for job in (fitted(job, site) for job in jobs):
+        cores = job.tasks_per_node * cpus_per_task(job, site)
+        seconds += job.nodes * (gpus_on_node(job, site) if has_gpus else cores) * slurm.limit(job.time_limit)
     return seconds / 3600, "GPU" if has_gpus else "core"

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
@@ -39,10 +38,6 @@ class Finding:
 def try_site(site, cluster) -> list[Finding]:
     """Return what is found of a site; `cluster` is the name of the one found here, None where only the file counts."""
     findings = [try_job(site, cluster)]
-    scratch = os.path.expandvars(site.scratch)
-    if cluster and scratch and not Path(scratch).is_dir():
-        missing = f"scratch {site.scratch!r}: no folder {scratch}"
-        findings.append(Finding(False, missing, "make it, or fix the site file"))
     if cluster and (site.setup or site.python != "python"):
         findings.append(try_python(site))
     elif site.pytorch:
@@ -55,7 +50,7 @@ def version(site, torch, said) -> Finding:
     try:
         check_version("torch", torch)
     except UserError as error:
-        remedy = f"python -m venv --system-site-packages there, and pip install a newer one; see {site.name}.toml"
+        remedy = f"python -m venv --system-site-packages there, and pip install a newer one; see {site.name}.sbatch"
         return Finding(False, f"site {site.name}: {said} {torch}; {str(error).split('; ')[1]}", remedy)
     return Finding(True, f"site {site.name}: {said} {torch}")
 
@@ -70,18 +65,20 @@ def try_job(site, cluster) -> Finding:
         text += f" (this cluster is called {cluster!r}, which is not in its cluster_names)"
     if not problems:
         return Finding(True, text)
-    file = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
+    file = "a site file of your own (copy generic.sbatch)" if site.name == "generic" else f"{site.name}.sbatch"
     return Finding(False, f"{text}; {problems[0].message}", f"{problems[0].fix}; write it into {file}")
 
 
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
     lines = [FAILED, *map(setup_line, site.setup), f"{site.python} -c {shlex.quote(REPORT)}"]
-    shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
+    shell = ["bash", *(["-l"] if site.shell.endswith(" -l") else []), "-s"]
     status, said = run_bounded(shell, "\n".join(lines) + "\n")
     reports = [line.split("|")[1:] for line in said.splitlines() if line.startswith(FOUND)]
     if status != 0 or not reports:
-        remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
+        remedy = (
+            f"fix its commands or its python in {site.name}.sbatch; what exists on compute nodes only: try it in a job"
+        )
         return Finding(False, f"site {site.name}: {said.splitlines()[-1]}", remedy)
     python, torch, devices = reports[-1]
     return version(site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is")
