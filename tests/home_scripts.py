@@ -27,7 +27,7 @@ TROUBLE = root() / "tests" / "programs" / "trouble.py"
 IMPORTED = "__import__('trouble')"
 RECORD = "@record  #"  # the line after a script's constants and before main
 SLURM = 120  # s in which a job comes so far
-SBATCH_LINES = 45  # of train.sbatch at most
+SBATCH_LINES = 53  # of train.sbatch at most
 
 
 def environment() -> dict:
@@ -59,11 +59,11 @@ def launch(folder, script, *arguments, processes=1, changes=(), **how) -> str:
     return run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments, **how)
 
 
-def names_of(script, run_name="script") -> dict:
-    """Return what a script defines; it imports from its own folder."""
+def names_of(script, *arguments, run_name="script") -> dict:
+    """Return what a script defines, given arguments; it imports from its own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(script.parent)
-        patch.setattr(sys, "argv", [str(script)])
+        patch.setattr(sys, "argv", [str(script), *arguments])
         for module in ("gpt", "job"):
             patch.setitem(sys.modules, module, None)  # afterwards all are what they were
             del sys.modules[module]

@@ -4,15 +4,18 @@ By day notebooks 03, 05, 07, 08 and 10 compare them with one process, and resume
 train_gpt.py has its own tests, and train_fsdp.py is a part of it.
 """
 
+import os
 import re
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from home_scripts import (
     FIRST,
     SCRIPTS,
@@ -30,15 +33,16 @@ from home_scripts import (
     told,
 )
 from safetensors.torch import load_file
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
 from worker_jobs import signal_while_compiling
 
 from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-LINES = {"first_ddp.py": 46, "first_single.py": 45, "train_single.py": 248, "train_ddp.py": 322, "job.py": 290}
+LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 248, "train_ddp.py": 322, "job.py": 290}
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
-OTHERS, ALL_LINES = 200, 2330  # of any other one, of all
+OTHERS, ALL_LINES = 200, 2340  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -132,6 +136,170 @@ def test_a_signal_to_one_rank_stops_all_and_the_same_command_resumes_bit_for_bit
     resumed = launch(copy, f"{script}.py", "a", processes=processes)
     assert len(losses(stopped)) == 1 and told(stopped) | told(resumed) == whole
     assert content(copy / "a-120.pt") == content(copy / "whole-120.pt")
+
+
+# --- its checkpoints, alone in a process group
+
+BATCHES = {"size": 64, "of an epoch": 24}
+OWN = pytest.mark.parametrize("script", ["train_single.py", "train_ddp.py"])
+
+
+class Alone:
+    """A script with checkpoints of a name; what its functions do where one process is all there is."""
+
+    def __init__(self, script, name="a"):
+        self.names = names_of(script, name)
+        self.model = torch.nn.Linear(2, 2)
+        self.state = {"steps": 0, "loss": 0.0, "batches": BATCHES}
+
+    def call(self, name, *arguments):
+        """Return what a function of it returns, or the line with which it ends the job."""
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        try:
+            return self.names[name](*arguments)
+        except SystemExit as end:
+            return str(end)
+        finally:
+            dist.destroy_process_group()
+
+    def resume(self, model=None):
+        """Return the state with which it begins, or the line with which it ends."""
+        model = model or self.model
+        return self.call("resume", self.state, model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9))
+
+    def save(self, steps):
+        """Return what is wrong after a save, if anything."""
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0, momentum=0.9)
+        more = {"steps": steps, "model": self.model.state_dict(), "optimizer": optimizer.state_dict()}
+        return self.call("save", self.state | more)
+
+
+@OWN
+@pytest.mark.parametrize(("name", "said"), [
+    *((name, f"checkpoints cannot be named {name!r}: say how ") for name in ("", ".", "..", "a/", "a/.", "a/..")),
+    *((name, f"no checkpoint {name}-*.pt can be written (") for name in ("file/a", "loop/a", 250 * "a", "/sys/a")),
+])  # fmt: skip
+def test_a_folder_in_which_no_checkpoint_can_be_is_refused_before_the_first_step(
+    tmp_path, monkeypatch, script, name, said
+):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    ended = Alone(SCRIPTS / script, name).resume()
+    assert str(ended).startswith(said) and "\n" not in ended
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}
+
+
+@OWN
+@pytest.mark.parametrize("name", ["a", "run[lr=0.1]", "deep/er/.a*"])
+def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(tmp_path, monkeypatch, caplog, script, name):
+    """Beside them lie a folder, a pipe, and a file of somebody else's, each with the name of a newer one."""
+    monkeypatch.chdir(tmp_path)
+    alone = Alone(SCRIPTS / script, name)
+    assert alone.resume()["steps"] == 0
+    assert [alone.save(steps) for steps in (9, 60, 120)] == [None] * 3
+    os.mkfifo(f"{name}-999.pt")
+    Path(f"{name}-998.pt").mkdir()
+    torch.save({"batches": BATCHES, "weights": 1}, f"{name}-997.pt")
+    torch.save({}, "-998.pt")
+    assert "does not fit this model (RuntimeError: Error(s) in" in (said := alone.resume(torch.nn.Linear(3, 2)))
+    assert "size mismatch" in said and "\n" not in said
+    assert Path(f"{name}-997.pt").exists() and alone.resume()["steps"] == 120
+    assert f"{name}-997.pt is damaged (AssertionError: without {{" in caplog.text
+    kept = {path.name for path in Path(name).parent.glob("*-*")}
+    assert {path.rpartition("-")[2] for path in kept} == {"60.pt", "120.pt", "997.damaged", "998.pt", "999.pt"}
+
+
+@OWN
+def test_a_save_into_a_folder_that_is_gone_ends_in_one_line(tmp_path, monkeypatch, script):
+    monkeypatch.chdir(tmp_path)
+    alone = Alone(SCRIPTS / script, "folder/a")
+    alone.resume()
+    Path("folder").rmdir()
+    Path("folder").touch()
+    said = alone.save(60)
+    assert said.startswith("folder/a-60.pt could not be written (NotADirectoryError: ") and "\n" not in said
+
+
+@OWN
+def test_a_script_says_in_one_line_that_pytorch_is_too_old(monkeypatch, script):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0+cu128"))
+    with pytest.raises(SystemExit, match=r"^this script needs PyTorch 2.9 or newer, and this is 2\.8\.0\+cu128$"):
+        names_of(SCRIPTS / script)
+    assert "It needs PyTorch 2.9 or newer." in " ".join((SCRIPTS / script).read_text().split('"""')[1].split())
+
+
+@pytest.mark.parametrize(("version", "late", "said"), [
+    ("2.11.0", 29, "torchrun kills after 30 s"),
+    ("2.11.0", 31, "torchrun kills after 30 s: lower LOOK, or take PyTorch 2.12"),
+    ("2.12.0", 31, "torchrun kills after 150 s"),
+    ("2.12.0", 151, "torchrun kills after 150 s: lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+    ("2.12.0 GRACE", 31, "torchrun kills after 150 s, Slurm, if it preempts, after 50 s"),
+    ("2.12.0 GRACE", 51, "torchrun kills after 150 s, Slurm, if it preempts, after 50 s: lower LOOK"),
+])  # fmt: skip
+def test_the_log_says_how_long_torchrun_and_slurm_really_wait(monkeypatch, version, late, said):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version.split()[0]))
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "150")
+    monkeypatch.setenv("GRACE", "50" if "GRACE" in version else "")
+    assert names_of(SCRIPTS / "train_ddp.py")["limits"](late) == said
+
+
+class Decides(torch.nn.Module):
+    """A model that looks at the values of an image."""
+
+    def forward(self, images):
+        return images if images.sum().item() > 0 else -images
+
+
+@OWN
+@pytest.mark.parametrize(("layers", "operations"), [
+    ((torch.nn.Conv2d, 1, 2, 3), 3 * 2 * 2 * 9 * 36),  # there and back: sums of 9 products for 2 x 36 numbers
+    ((Decides,), 0),
+])  # fmt: skip
+def test_operations_are_counted_without_a_second_model_in_memory(caplog, monkeypatch, script, layers, operations):
+    alone, made = Alone(SCRIPTS / script), []
+
+    def make():
+        made.append(torch.nn.Sequential(layers[0](*layers[1:]), torch.nn.BatchNorm2d(2)))
+        return made[0]
+
+    monkeypatch.setitem(alone.names["count"].__globals__, "make_model", make)
+    caplog.set_level("INFO")
+    assert alone.call("count", [(torch.ones(1, 8, 8), 0)]) == operations
+    assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
+    assert caplog.text.count("no MFU, as the operations of this model cannot be counted (") == (operations == 0)
+
+
+# --- the batch script
+
+PROGRAMS = {  # of a cluster, as far as train.sbatch asks them
+    "module": "",
+    "ss": "",
+    "python": 'echo "$TORCH"',
+    "scontrol": 'case "$*" in "show config") echo "KillWait                = 30 sec";;'
+    ' "show partition p") echo "   GraceTime=20 Hidden=NO";; requeue*) echo "$@";; esac',
+    "srun": 'echo "torchrun has ${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-30} s, a preempted job $GRACE s"\n'
+    "trap : USR1; kill -USR1 $PPID; sleep 0.5; touch train_ddp-7.pt",
+}
+
+
+@pytest.mark.parametrize(("version", "printed"), [
+    ("2.9.1", ["PyTorch 2.9.1: --signals-to-handle, below, is new in 2.10"]),
+    ("2.11.0", ["torchrun has 30 s, a preempted job 50 s", "requeue 7"]),
+    ("2.12.0+cu130", ["torchrun has 150 s, a preempted job 50 s", "requeue 7"]),
+])  # fmt: skip
+def test_the_batch_script_asks_versions_and_limits_and_counts_only_checkpoints_of_its_name(tmp_path, version, printed):
+    """Those of other runs have higher numbers."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n".replace("\\n", "\n"))
+        (tmp_path / name).chmod(0o755)
+    for other in ("train_ddp-x-99.pt", "train_ddp-1-99.pt", "train_ddp-99.damaged"):
+        (tmp_path / other).touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TORCH": version}
+    environment |= {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_PARTITION": "p"}
+    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run(["bash", SCRIPTS / "train.sbatch"], **how)
+    assert (done.stdout.splitlines(), done.returncode) == (printed, int(version == "2.9.1")), done.stderr
 
 
 def submit_and_wait(folder, command, *options) -> str:

@@ -89,6 +89,7 @@ def test_it_starts_again_after_an_urgent_job_has_taken_its_node(copy, whole, gra
     urgent = ("--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
     run(copy, "sbatch", *urgent)
     starts_again(copy, job, whole)
+    assert f"Slurm, if it preempts, after {grace + 2} s" in log_of(copy)  # with the cluster's KillWait
     if grace:  # no step was lost
         assert len(re.findall("step [0-9]+:", log_of(copy))) == 120
 
@@ -107,7 +108,9 @@ def test_it_starts_again_after_a_node_has_died(own_cluster, copy, whole):
 
 def test_it_does_not_start_again_where_it_cannot_save(copy):
     change(copy / "run.py", [("SAVE_MINUTES = 60", "SAVE_MINUTES = 600")])
-    job = begin(copy, changes=[("CHECKPOINT=train_ddp", "CHECKPOINT=/sys/train_ddp")])
+    job = begin(copy, changes=[("CHECKPOINT=train_ddp", "CHECKPOINT=folder/train_ddp")])
+    (copy / "folder").rmdir()
+    (copy / "folder").touch()
     run(copy, "scancel", "--batch", "--signal=USR1", job)
     assert end_of(job) == "failed"
     assert log_of(copy).count("could not be written") == 1 and "it has saved nothing new" in log_of(copy)

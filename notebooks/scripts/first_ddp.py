@@ -27,6 +27,7 @@ sampler = DistributedSampler(train)  # 2: each process takes its own images
 loader = DataLoader(train, batch_size=64 // world_size, sampler=sampler)  # 3
 model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10))
 model = DistributedDataParallel(model.to(device))  # 4: averages the gradients
+torch.manual_seed(rank)  # 7: each process draws its own random numbers
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 for epoch in range(3):

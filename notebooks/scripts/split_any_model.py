@@ -5,6 +5,8 @@
 The trace (torch.export) finds every tensor that crosses the split, skip connections too. It follows one
 shape of input, and a forward pass that decides by the values of tensors cannot be traced."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,14 +17,19 @@ STEPS, MICROBATCHES = 3, 2
 
 
 def main():
-    dist.init_process_group("gloo")
+    gpu = torch.accelerator.current_accelerator(check_available=True)  # None: on the CPU
+    device = torch.device(gpu.type, int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(dist.get_default_backend_for_device(device))
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = resnet18(num_classes=10)  # yours
     images, labels = torch.randn(8, 3, 64, 64), torch.randint(10, (8,))  # yours
     microbatch = images.chunk(MICROBATCHES)[0]
     points = {"layer3": SplitPoint.BEGINNING}  # one more for each further process
-    stage = pipeline(model, (microbatch,), split_spec=points).build_stage(rank, torch.device("cpu"))
+    stage = pipeline(model, (microbatch,), split_spec=points).build_stage(rank, device)
+    images, labels = images.to(device), labels.to(device)
     schedule = ScheduleGPipe(stage, MICROBATCHES, loss_fn=nn.functional.cross_entropy)
     optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.01)  # of this stage
     for step in range(1, STEPS + 1):

@@ -38,6 +38,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(make_dataset(), BATCH, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # wrapper, sampler, device
+    torch.manual_seed(accelerator.process_index)  # dropout: each process its own
     for epoch in range(EPOCHS):
         total = torch.zeros((), device=accelerator.device)
         for images, labels in loader:
