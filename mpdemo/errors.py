@@ -7,7 +7,17 @@ import reprlib
 import textwrap
 
 COLUMNS = 95  # that JupyterLab shows in a line; it breaks a longer one within a word
-QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
+
+
+class Quoted(reprlib.Repr):
+    """A short text of a user's value, which may be a whole file."""
+
+    def repr_int(self, value, level):
+        """Return a number, in hexadecimal where Python refuses to write its thousands of digits."""
+        return super().repr_int(value, level) if value.bit_length() < 10_000 else f"{hex(value)[:40]}..."
+
+
+QUOTED = Quoted()
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
 # Colours, control characters, and marks that turn the direction of the text: a terminal would obey them.
 UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -4,8 +4,10 @@ The recorded clues are real ones. By night every incident is recorded again, mos
 throw-away Slurm.
 """
 
+import base64
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -191,7 +193,9 @@ def test_par_is_the_best_order_of_questions_for_such_a_page(page):
 
 @pytest.fixture
 def case():
-    return cases.Case(seal(RECORDED["early"] | {"dumps": {"0": "AAAA"}}))
+    entries = [{"collective_seq_id": number, "profiling_name": "nccl:all_reduce"} for number in range(1, 9)]
+    dump = base64.b64encode(pickle.dumps({"entries": entries})).decode()
+    return cases.Case(seal(RECORDED["early"] | {"dumps": {"0": dump}}), "runs/on_call/4")
 
 
 RIGHT = {"cause": "uneven data", "then": "repair that rank's data, resume", "because": "files"}
@@ -204,9 +208,12 @@ def test_a_right_answer_is_scored_and_a_guess_is_not_below_par(case, capsys):
     said = case.answer(where, **RIGHT)
     assert said.startswith("Right. 3.2 GPU hours lost on 64 GPUs. Par is ")
     assert "score 100%" in said and f"{where} is at the barrier" in said
-    for _ in range(3):
-        case.ask("diff")
-    assert f"score {INCIDENTS['early'].par / 27:.0%}" in case.answer(where, **RIGHT)
+    for clue in "order", "weights", "diff", "diff":
+        case.ask(clue)
+    assert "(0 min, 20 in all)\n" in capsys.readouterr().out  # what was asked before costs nothing
+    assert f"score {INCIDENTS['early'].par / 20:.0%}" in case.answer(where, **RIGHT)
+    with pytest.raises(UserError, match="because='log' is none of: files; order; weights; diff$"):
+        case.answer(where, **{**RIGHT, "because": "log"})
 
 
 @pytest.mark.parametrize(
@@ -244,9 +251,38 @@ def test_neither_the_object_nor_what_is_sent_gives_the_incident_away(case):
     assert record.draw(1, slurm=True)[0] in ON_SLURM
 
 
-def test_a_recorder_is_left_for_torchfrtrace(case, tmp_path):
+def test_a_recorder_is_left_for_torchfrtrace_in_a_folder_of_its_case(case, tmp_path):
+    with pytest.raises(UserError, match=r'who_waits .*; do: case.ask\("recorder"\)$'):
+        case.who_waits()
+    (folder := tmp_path / case.folder).mkdir(parents=True)
+    (folder / "rank_3").write_text("junk of an earlier start")
     case.ask("recorder")
-    assert (tmp_path / "runs/on_call/rank_0").read_bytes() == b"\0\0\0"
+    assert [file.name for file in folder.iterdir()] == ["rank_0"]
+    assert len(pickle.loads((folder / "rank_0").read_bytes())["entries"]) == 8
+    (folder / "rank_0").write_text("junk")
+    said = "Collectives 4 to 8 of each rank. rank 0 waits in number 8, all_reduce."
+    assert case.who_waits()._repr_mimebundle_()[1]["image/png"]["alt"] == said
+    for most in 0, 1e9, float("nan"), [1]:
+        with pytest.raises(UserError, match="^most=.* is not allowed; allowed: 1 to 40 collectives$"):
+            case.who_waits(most)
+    (folder / "rank_0").unlink()
+    (folder / "rank_0").mkdir()
+    with pytest.raises(UserError, match="no flight recorders in .*rank_0: Is a directory; do: remove it$"):
+        case.ask("recorder")
+
+
+def test_a_number_that_is_none_is_one_line(case):
+    for number in [1], None, "29", -1, 2.5, float("nan"), 10**5000:
+        with pytest.raises(UserError, match=r"^on_call takes a whole number .*; not .{1,90}$"):
+            cases.on_call(number)
+        with pytest.raises(UserError, match=r"^no clue .{1,90}; there are: log"):
+            case.ask(number)
+
+
+def test_each_case_has_a_folder_of_its_own(case, monkeypatch):
+    monkeypatch.setattr(cases, "recorded", lambda *_: case._sealed)
+    folders = [cases.on_call(number, slurm).folder for number, slurm in [(1, False), (2, False), (2, True), (1, 0)]]
+    assert folders == [f"runs/on_call/{name}" for name in ("1", "2", "2-slurm", "1")]
 
 
 def test_a_real_incident_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from labserver import NEEDS_CHROMIUM, chromium_page
 from mpdemo.errors import UserError
 from mpdemo.notebook import player as package
 from mpdemo.notebook.check import exercises
-from mpdemo.notebook.player import STRATEGIES, page, player, recording
+from mpdemo.notebook.player import STRATEGIES, page, player, recording, sliders_of_the_page
 from mpdemo.paths import root
 from mpdemo.predict import simulate
 
@@ -267,9 +267,29 @@ def test_bad_input_is_one_line():
         ("ddpp", {}, "no recording 'ddpp'"),
         ("ddp", {"bandwith": 1}, "did you mean 'bandwidth'"),
         ("ddp", {"broken": "all"}, "unknown way to break it 'all'"),
+        ("x" * 300, {}, "no recording 'xxx"),
+        *[(words, {}, "^player takes a strategy, .*; not ") for words in (None, 5, ["ddp"], float("nan"))],
+        *[
+            ("ddp", {"ranks": n}, "^ranks .* is not allowed; allowed: 2, 4, 6, 8$")
+            for n in (-5, 3, 1e9, "<b>", [1], True)
+        ],
+        *[("ddp", {name: float("nan")}, f"^{name} nan is not allowed; allowed: ") for name in sliders_of_the_page()],
     ]:
         with pytest.raises(UserError, match=said):
             player(words, **options)
+    key, page = package.contents("ddp", predict=float("nan"), ranks=4.0, bandwidth=400)
+    assert (
+        "NaN" not in page.partition('id="data">')[2].partition("<")[0]
+        and key == "ddp-bandwidth-400-predict-True-ranks-4"
+    )
+    with pytest.raises(ValueError, match="not JSON"):
+        package.page({}, [{"end": float("nan")}])
+
+
+def test_the_values_of_the_sliders_are_those_of_the_page(shown):
+    """What Python allows is what the script reads of itself."""
+    of_the_script = "Object.fromEntries(Object.entries(SLIDERS).map(([key, row]) => [key, row[2]]))"
+    assert shown(strategy="ddp").evaluate(of_the_script) == sliders_of_the_page()
 
 
 @pytest.mark.nightly

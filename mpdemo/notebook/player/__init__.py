@@ -6,9 +6,12 @@ draws them, and models what is not recorded. Where no script runs, the output is
 """
 
 import base64
+import functools
 import html
 import json
+import os
 import re
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ STRATEGIES = {  # the keys of player.js, and their names
     "ring": "Ring context parallelism",
     "experts": "Expert parallelism",
 }
-OPTIONS = ("ranks", "layers", "compute", "size", "bandwidth", "between", "latency", "bucket", "microbatches")
+SLIDER = re.compile(r"^  (\w+): \[\".*?(\[[\d., ]+\]), [\d.]+\],$", re.MULTILINE)  # of player.js: its name and values
 BREAKS = ("overlap", "prefetch", "slow", "sampler", "only0", "swapped")
 HEIGHT = 760  # pixels, until the page has set its own
 
@@ -53,21 +56,18 @@ def player(
     broken : str, optional
         What is wrong with it: "overlap", "prefetch", "slow", "sampler", "only0" or "swapped".
     **sliders
-        Where the sliders stand: `ranks`, `layers`, `compute` (ms), `size` (MB), `bandwidth` (GB/s), `between`,
-        `latency` (µs), `bucket` (MB), `microbatches`.
+        Where the sliders stand, each at one of its values: `ranks`, `layers`, `compute` (ms), `size` (MB), `bandwidth`
+        (GB/s), `between`, `latency` (µs), `bucket` (MB), `microbatches`.
 
     Raises
     ------
     UserError
-        An unknown strategy or option, or no such recording or trace.
+        An unknown strategy or option, a value that its slider doesn't have, or no such recording or trace.
     """
     key, page = contents(what, recorded, predict, broken, **sliders)
-    path, text, picture = (
-        HERE / "stills" / f"{key}.png",
-        f"One training step, played: {STRATEGIES.get(what, what)}.",
-        "",
-    )
-    if path.exists():
+    path, picture = HERE / "stills" / f"{key}.png", ""
+    text = f"One training step, played: {STRATEGIES.get(str(what), what)}."
+    if os.path.exists(path):
         with Image.open(path) as image:
             text, width = image.info["alt"], image.info["width"]
         data = base64.b64encode(path.read_bytes()).decode()
@@ -79,6 +79,23 @@ def player(
     return Bundle(text, html=f"<div>{picture}{frame}</div>")
 
 
+@functools.cache
+def sliders_of_the_page() -> dict[str, list]:
+    """Return the values that each slider of the player has, by name."""
+    return {name: json.loads(values) for name, values in SLIDER.findall((HERE / "player.js").read_text())}
+
+
+def at_a_stop(name, value) -> float:
+    """Return the value of a slider that equals a given one; a `UserError` says which there are."""
+    known = sliders_of_the_page()
+    if name not in known:
+        raise UserError(f"unknown option {name!r}; allowed: {', '.join(known)}{did_you_mean(name, known)}")
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or value not in known[name]:
+        raise UserError(f"{name} {value!r} is not allowed; allowed: {', '.join(map(str, known[name]))}")
+    return known[name][known[name].index(value)]
+
+
 def _lines(name) -> list[str]:
     return (HERE / name).read_text().splitlines()
 
@@ -87,13 +104,14 @@ def contents(
     what: str = "all", recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
 ) -> tuple[str, str]:
     """Return the name of a player's still picture, and its page; the arguments are those of `player`."""
-    if unknown := sliders.keys() - set(OPTIONS):
-        name = min(unknown)
-        raise UserError(f"unknown option {name!r}; allowed: {', '.join(OPTIONS)}{did_you_mean(name, OPTIONS)}")
+    if not isinstance(what, str | Path):
+        raise UserError(f"player takes a strategy, a recording or a pattern of traces, as 'ddp'; not {what!r}")
+    what = str(what)
+    sliders = {name: at_a_stop(name, value) for name, value in sliders.items()}
     if broken not in (None, *BREAKS):
         raise UserError(f"unknown way to break it {broken!r}; allowed: {', '.join(BREAKS)}")
     steps = _recordings(what, recorded)
-    options = {**sliders, "broken": broken, "predict": predict, "source": "recorded" if steps else None}
+    options = {**sliders, "broken": broken, "predict": bool(predict), "source": "recorded" if steps else None}
     given = {name: value for name, value in sorted(options.items()) if value not in (None, False)}
     key = "-".join([what, *(f"{name}-{value}" for name, value in given.items())])
     given |= {"all": True} if what == "all" else {"strategy": what} if what in STRATEGIES else {}
@@ -102,11 +120,10 @@ def contents(
 
 def recording(name: str) -> dict[str, Any]:
     """Return a recorded step by its name; a `UserError` says which there are."""
-    path = HERE / "recordings" / f"{name}.json"
-    if not path.exists():
-        names = sorted(path.stem for path in path.parent.glob("*.json"))
-        raise UserError(f"no recording {name!r}; there are: {', '.join(names) or 'none'}{did_you_mean(name, names)}")
-    return json.loads(path.read_text())
+    files = {path.stem: path for path in sorted((HERE / "recordings").glob("*.json"))}
+    if name not in files:
+        raise UserError(f"no recording {name!r}; there are: {', '.join(files) or 'none'}{did_you_mean(name, files)}")
+    return json.loads(files[name].read_text())
 
 
 def _recordings(what, recorded) -> list:
@@ -123,7 +140,7 @@ def _recordings(what, recorded) -> list:
 
 def page(options: dict[str, Any], steps: list, only: bool = False) -> str:
     """Return the player as one HTML page that loads nothing; `only` recorded steps are offered in it."""
-    data = json.dumps({"options": options, "recordings": steps, "only": only}, separators=(",", ":"))
+    data = json.dumps({"options": options, "recordings": steps, "only": only}, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c")
     script = " ".join(re.sub(r"(^|\s+)//\s.*", "", line.strip()) for line in _lines("player.js"))
     look = " ".join(line.strip() for line in _lines("player.css"))  # one line, so that a notebook's diff has one

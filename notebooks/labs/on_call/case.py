@@ -3,14 +3,13 @@
 import base64
 import json
 import pickle
-import shutil
 import subprocess
 import sys
 
 import psutil
 from IPython.display import display
 
-from mpdemo.errors import UserError, wrapped
+from mpdemo.errors import QUOTED, UserError, wrapped
 from mpdemo.labs.on_call.incidents import CAUSES, COST, NEXT, PLACES, answer_to, unseal
 from mpdemo.notebook.plots import curves, style
 from mpdemo.paths import root, source
@@ -18,8 +17,9 @@ from mpdemo.world.processes import PROCESS_MIB, child_environment
 
 GPUS, WRONG = 64, 30  # of the job in the story; minutes that a wrong verdict costs: the job fails again in the same way
 SECONDS = 400  # until the page, at the very most
-STARTED = {}  # by number: a cell that is run again finds its case
-FOLDER = "runs/on_call"  # of the flight recorders' files
+STARTED = {}  # by name: a cell that is run again finds its case
+FOLDER = "runs/on_call"  # of the flight recorders' files, in a folder of each case
+MOST = 40  # collectives in a picture
 LOOKS = {  # of a collective
     "all_reduce": {"facecolor": style.paler(style.SKY, 0.8)},
     "broadcast": {"facecolor": style.paler(style.ORANGE, 0.8), "hatch": "////"},
@@ -37,9 +37,12 @@ def on_call(number=..., slurm=False):
     if number is ...:
         print("No page yet. Replace the ... by a number, and run this cell again.")
         return Case()
-    if (number, slurm) not in STARTED:
-        STARTED[number, slurm] = Case(recorded(number, slurm))
-    case = STARTED[number, slurm]
+    if not isinstance(number, int) or not 0 <= number < 10**9:
+        raise UserError(f"on_call takes a whole number from 0 to 999999999, as on_call(29); not {QUOTED.repr(number)}")
+    name = f"{number:d}-slurm" if slurm else f"{number:d}"
+    if name not in STARTED:
+        STARTED[name] = Case(recorded(number, bool(slurm)), f"{FOLDER}/{name}")
+    case = STARTED[name]
     print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
     if case.minutes:
         print(wrapped(f"Your clock runs: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."))
@@ -78,26 +81,39 @@ def prices():
 class Case:
     """One incident: what you can ask, and the clock."""
 
-    __slots__ = ("_asked", "_sealed", "minutes")
+    __slots__ = ("_asked", "_sealed", "folder", "minutes")
 
-    def __init__(self, sealed=None):
-        self._sealed, self._asked, self.minutes = sealed, [], 0
+    def __init__(self, sealed=None, folder=""):
+        self._sealed, self._asked, self.folder, self.minutes = sealed, [], folder, 0
 
     def ask(self, name):
-        """Print a clue, which costs its minutes."""
+        """Print a clue, which costs its minutes, once."""
         if self._sealed is None:
             print("No page yet: start the case first.")
             return
-        if name not in COST:
-            raise UserError(f"no clue {name!r}; there are: {prices()}")
-        self.minutes += COST[name][0]
-        self._asked.append(name)
+        if name not in list(COST):
+            raise UserError(f"no clue {QUOTED.repr(name)}; there are: {prices()}")
+        costs = 0 if name in self._asked else COST[name][0]
+        self.minutes += costs
+        self._asked += [name] if costs else []
         incident = unseal(self._sealed)
-        print(f"{COST[name][1]} ({COST[name][0]} min, {self.minutes} in all)\n{incident['clues'][name]}")
+        print(f"{COST[name][1]} ({costs} min, {self.minutes} in all)\n{incident['clues'][name]}")
         if name in incident["curves"]:
             display(curves(incident["curves"][name]))
         if name == "recorder":
-            write_recorders(incident["dumps"])
+            write_recorders(incident["dumps"], root() / self.folder)
+
+    def who_waits(self, most=5):
+        """Draw the last collectives of each rank, by number, from the flight recorders."""
+        if "recorder" not in self._asked:
+            raise UserError('who_waits draws what the clue "recorder" tells; do: case.ask("recorder")')
+        if not isinstance(most, int) or not 0 < most <= MOST:
+            raise UserError(f"most={QUOTED.repr(most)} is not allowed; allowed: 1 to {MOST} collectives")
+        dumps = unseal(self._sealed)["dumps"]
+        calls = {f"rank {rank}": calls_of(pickle.loads(base64.b64decode(dump))) for rank, dump in dumps.items()}
+        if not any(calls.values()):
+            raise UserError("no rank has left a flight recorder with a collective; ask for another clue")
+        return picture_of({rank: called for rank, called in calls.items() if called}, most)
 
     def answer(self, where=..., cause=..., then=..., because=...):
         """Judge where it is, what it is, what to do next, and the clue that shows it; a wrong answer costs minutes."""
@@ -133,21 +149,25 @@ def verdict(truth, minutes):
     return " ".join([*lines, truth.why]).strip()
 
 
-def write_recorders(dumps):
-    """Write the ranks' flight recorders where torchfrtrace finds them."""
-    shutil.rmtree(folder := root() / FOLDER, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for rank, dump in dumps.items():
-        (folder / f"rank_{rank}").write_bytes(base64.b64decode(dump))
+def write_recorders(dumps, folder):
+    """Write the ranks' flight recorders where torchfrtrace finds them; those of an earlier start give way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for earlier in folder.glob("rank_*"):
+            earlier.unlink(missing_ok=True)
+        for rank, dump in dumps.items():
+            (folder / f"rank_{rank}").write_bytes(base64.b64decode(dump))
+    except OSError as error:
+        raise UserError(f"no flight recorders in {folder}: {error.filename}: {error.strerror}; do: remove it") from None
 
 
-def who_waits(most=5):
-    """Draw the last collectives of each rank, by number, from the flight recorders that `ask` has left."""
-    calls = {}  # of each rank, by number
-    for file in sorted((root() / FOLDER).glob("rank_*")):
-        entries = pickle.loads(file.read_bytes())["entries"]
-        names = {entry["collective_seq_id"]: entry["profiling_name"].partition(":")[2] for entry in entries}
-        calls[file.name.replace("_", " ")] = names
+def calls_of(dump):
+    """Return the names of a rank's collectives, by number."""
+    return {entry["collective_seq_id"]: entry["profiling_name"].partition(":")[2] for entry in dump["entries"]}
+
+
+def picture_of(calls, most):
+    """Draw the last collectives of each rank."""
     last = max(map(max, calls.values()))
     numbers = range(last - most + 1, last + 1)
 
