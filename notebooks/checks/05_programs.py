@@ -68,12 +68,23 @@ def test_05_4(rank, n):
 
 
 def test_05_5(rank, n):
-    """The gradients of the two stages have the norms 3 and 4, so the whole model's norm is 5."""
-    weight = torch.nn.Parameter(torch.zeros(1))
+    """The gradients of the two stages have the norms 3 and 4, that of a matrix which both have 12: 5 or 13 in all."""
+    weight, tied = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     for limit, factor in ((1.0, 0.2), (10.0, 1.0)):
         weight.grad = torch.tensor([(3.0, 4.0)[rank]])
-        norm = float(clip([weight], limit))
+        norm = float(clip([weight], limit, []))
         assert close(norm, 5, 0.001), f"Rank {rank} returns the norm {norm:.2f}; 3 and 4 together have 5."
         times = weight.grad.item() / (3.0, 4.0)[rank]
         told = f"With a limit of {limit:g}, rank {rank} multiplies its gradient by {times:.2f}, not by {factor:g}."
         assert close(times, factor, 0.001), told
+    weight.grad, tied.grad = torch.tensor([(3.0, 4.0)[rank]]), torch.tensor([12.0])
+    norm = float(clip([weight, tied], 1.3, [tied] if rank else []))
+    twice = (
+        f"The norm is {norm:.2f}: the tied matrix counts on both stages. A single device has it once, and the norm 13."
+    )
+    assert not close(norm, 313**0.5, 0.001), twice
+    assert close(norm, 13, 0.001), f"With a tied matrix, rank {rank} returns the norm {norm:.2f}; 3, 4 and 12 have 13."
+    told = (
+        f"Rank {rank} multiplies the tied matrix's gradient by {tied.grad.item() / 12:.2f}, not by 0.1 like the others."
+    )
+    assert close(tied.grad.item(), 1.2, 0.001), told
