@@ -41,8 +41,8 @@ TOOLS = [
     ("/tools/same", 34_300, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
-        17_950,  # each operation as a GPU computes it, selective recomputation, offload, and what a run costs
-        "what fits: any model on fake tensors, every strategy, the recommended one",
+        18_400,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
+        "what fits: any model on fake tensors, and every strategy",
     ),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
     (
@@ -59,7 +59,7 @@ REST = [
     ),
     (
         "tests",
-        189_450,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        190_700,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

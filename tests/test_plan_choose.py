@@ -1,17 +1,21 @@
 """Which strategy comes first, with models of the course, which are planned like any other; and what is refused."""
 
+import re
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
 import pytest
 
 from mpdemo.errors import UserError
+from mpdemo.paths import root
+from mpdemo.predict.efficiency import AT_BEST
 from mpdemo.predict.footprint import MIB, RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.loading import of_course
 from mpdemo.tools.plan.own_model import OwnModel
-from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.tools.plan.strategies import LORA, NOTHING, compare, recommended, table
+from mpdemo.tools.plan.request import BOTH, PlanRequest
+from mpdemo.tools.plan.strategies import LORA, NOTHING, PEAKS, RUNS, as_rows, compare, recommended, table
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +54,34 @@ def test_the_first_row_is_the_fastest_that_fits(course, model, mib, changes, ans
     said = recommended(request, rows)
     assert said.startswith(f"{answer}: ") and said.endswith(".") and "{" not in said
     assert rows[0].fits == (answer != NOTHING)
+    assert said.endswith("this order was compared with no runs.") is not (LORA in answer or answer == NOTHING)
     assert rows[0].answer == answer or answer == NOTHING
     fits = [row.predicted.seconds for row in rows if row.fits and LORA not in row.answer]
     timed = [seconds for seconds in fits if seconds is not None]
     assert timed == sorted(timed) == fits[: len(timed)]
+
+
+def test_a_row_says_what_its_time_and_peak_were_compared_with(monkeypatch):
+    monkeypatch.syspath_prepend(root() / "tests/bench")
+    published = import_module("published")
+    measured = published.peaks()
+    assert published.compared() == RUNS and {row: len(ratios) for row, ratios in measured.items()} == PEAKS
+    assert all(0.99 < ratio < 1.05 for ratios in measured.values() for ratio in ratios)
+    assert {row for row in PEAKS | RUNS if row.startswith(("ddp", "tensor", "pipeline"))} == set()
+
+
+def test_what_was_compared_with_nothing_has_no_interval(course):
+    asked = replace(course["blocks"], devices=2, nodes=2, gpu="h100")
+    rows = as_rows(asked, compare(asked))
+    for row in [row for row in rows if row["seconds"]]:
+        known = row["strategy"].startswith(("fsdp, bf16", "single")) and row["strategy"].count("x tensor") == 0
+        assert row["runs_compared"] == 16 * known and bool(row["spread"]) is known and row["peaks_compared"] == 0, row
+    shown = {row["strategy"]: row for row in rows}
+    assert {"ddp", "ddp, bf16", "fsdp", "fsdp, bf16", f"pipeline{BOTH}"} <= {*shown}
+    for line in table(asked, compare(asked)).splitlines()[3:]:
+        assert ("±" in line) is bool(re.search(r"none +[\d,.]+ ± \d+% +16 ", line)), line
+    at_best = replace(asked, gpu="v100", efficiency=AT_BEST)
+    assert not any(row["runs_compared"] or row["spread"] for row in as_rows(at_best, compare(at_best)))
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,13 @@ def test_selective_checkpointing_and_offload_have_rows_where_they_help(llama, mo
     # A layer's parameters come twice, what is the module's own once, and each gradient goes: of half the model.
     own_ones = llama.weights - sum(p.nbytes for layer in llama.layers_of(llama.template) for p in layer.parameters())
     assert host.moved == pytest.approx((3 * llama.weights - own_ones) / 2, rel=0.001)
-    assert (
-        host.least == pytest.approx((2 * llama.weights - own_ones) / 2 / 32e9, rel=0.001) and host.seconds >= host.least
-    )
+    assert host.least == pytest.approx((2 * llama.weights - own_ones) / 2 / 32e9, rel=0.001)
+    # Two ranks share a host's cores, so that it updates the whole model: an SGD moves 3 values, an AdamW 7.
+    assert host.updating == pytest.approx(3.2e-9 / 32 * 3 / 7 * llama.trained / 4)
+    assert host.on_host == pytest.approx(llama.weights + llama.trained)
+    assert host.seconds >= host.least + host.updating
+    apart = own.offloaded(request(llama, batch=64, nodes=2), **way, offload=True)
+    assert (apart.updating, apart.on_host) == pytest.approx((host.updating / 2, host.on_host / 2))
     rules, ways = own.rules_of, (", bf16", BOTH, SELECTIVE, OFFLOAD)
     monkeypatch.setattr(
         own, "rules_of", lambda of: [r for r in rules(of) if r.answer in [f"fsdp{way}" for way in ways]]
@@ -386,6 +390,52 @@ def test_the_command_line_plans_an_own_model(capfd, tmp_path):
         assert main(["plan", *wrong]) == 2
         out, err = capfd.readouterr()
         assert words in err and err.count("\n") == 1, err
+
+
+def test_a_name_of_a_model_writes_no_colours_on_a_terminal(tmp_path):
+    (tmp_path / "red.py").write_text("""
+from torch import nn
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.add_module("\x1b[31mred\u202e\x07", nn.Linear(8, 8))
+""")
+    options = PlanOptions(model=f"{tmp_path}/red.py:Net", input="8", devices=1, gpu="h100", batch=4)
+    assert "no gradient reaches red.weight, red.bias" in answer(options, print)[0]
+
+
+LEAVES = """
+import os
+from torch import nn
+
+def leave(where):
+    if where == "{where}":
+        os._exit(0)
+
+class Net(nn.Linear):
+    def forward(self, x):
+        leave("forward")
+        return super().forward(x)
+
+leave("file")
+
+def net():
+    leave("function")
+    return Net(8, 8)
+"""
+
+
+@pytest.mark.parametrize(("where", "words"), [
+    ("file", "cannot be imported: AttributeError"),
+    ("function", "ends with SystemExit: 0; allowed: a function without arguments"),
+    ("forward", "ends the process (SystemExit: 0); allowed: one that returns"),
+])  # fmt: skip
+def test_a_model_that_ends_the_process_is_one_line_and_no_success(where, words, tmp_path, capfd):
+    (tmp_path / "leaves.py").write_text(LEAVES.replace("{where}", where))
+    asked = ["--model", f"{tmp_path}/leaves.py:net", "--input", "8", "--devices", "1", "--gpu", "h100"]
+    assert main(["plan", *asked]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and words in err and err.count("\n") == 1, err
 
 
 def test_the_memory_of_a_gpu_is_that_of_its_data_sheet():

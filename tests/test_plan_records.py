@@ -39,8 +39,8 @@ from mpdemo.tools.plan.request import PlanRequest
 
 RECORD = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
 DEVICE = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
-NAMES = {  # operators on a CPU whose kernels a GPU would have -> their names there, and classes
-    "aten::mkldnn_convolution": ("aten::cudnn_convolution", CONVOLUTION),
+NAMES = {  # operators of any CPU whose kernels a GPU would have -> their names there, and classes
+    "aten::convolution": ("aten::cudnn_convolution", CONVOLUTION),  # which calls what the CPU's instructions allow
     "aten::convolution_backward": ("aten::convolution_backward", CONVOLUTION),
     "aten::addmm": ("aten::addmm", PRODUCT),
     "aten::mm": ("aten::mm", PRODUCT),
@@ -76,6 +76,9 @@ def trace_of(make, x, half, file, seconds, **options):
     found = [e for e in trace["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] in NAMES]
     kinds = [NAMES[event["name"]][1] for event in found]
     for event, kind in zip(found, kinds, strict=True):
+        if event["name"] == "aten::convolution":  # has the stride first, and cuDNN's has the padding
+            given = event["args"]["Concrete Inputs"]
+            given[3], given[4] = given[4], given[3]
         event["name"] = NAMES[event["name"]][0]
         took = 1e6 * seconds[kind] / kinds.count(kind)
         kernel = {"ph": "X", "cat": "kernel", "name": "sm90", "dur": took}
@@ -123,6 +126,12 @@ def test_our_record_of_an_h100_is_what_the_table_has():
     assert found.fractions[CONVOLUTION] == known.fractions[CONVOLUTION] and "not in it: convolutions" in found.basis
 
 
+def of_products(*fractions) -> bytes:
+    """A record of matrix products that reach such fractions."""
+    row = {"class": "product", "layout": None, "precision": "bf16", "sizes": [512, 512, 512]}
+    return json.dumps({"parts": [{"part": "efficiency", "rows": [row | {"fraction": f} for f in fractions]}]}).encode()
+
+
 @pytest.mark.parametrize(("content", "line"), [
     (None, "cannot be read (No such file or directory)"),
     (b"\x1f\x8bcut", "cannot be read (EOFError"),
@@ -136,6 +145,11 @@ def test_our_record_of_an_h100_is_what_the_table_has():
     (b'{"parts": [{"part": "efficiency", "rows": [{}]}]}', "has other things in it than it should (KeyError: 'class')"),
     (b'{"traceEvents": ["x"]}', "has other things in it than it should (AttributeError"),
     (json.dumps({"device": "NVIDIA A100-SXM4-80GB", "parts": []}).encode(), "was measured on NVIDIA A100-SXM4-80GB"),
+    (of_products(-1), "matrix products reach -1 of the data sheet; allowed: above 0"),
+    (of_products(0.5, 1e9), "matrix products reach 1e+09 of the data sheet; allowed: above 0, up to 2"),
+    (of_products(0.5, -5), "matrix products reach -5 of the data sheet"),
+    (of_products(1.5), "matrix products reach 1.5 of the data sheet; allowed: above 0, up to 1"),
+    (of_products(float("nan")), "matrix products reach nan of the data sheet"),
 ])  # fmt: skip
 def test_a_file_that_tells_nothing_is_one_line(content, line, tmp_path):
     file = tmp_path / "file.json"
@@ -162,7 +176,8 @@ def test_a_plan_says_what_its_times_are_taken_from(more, said, interval):
     text, rows = answer(options, lambda told: None)
     text = " ".join(text.split())
     assert said in text and (" ± " in text) is interval and "channels" not in text
-    assert all(row["spread"] == 0 for row in rows if row["seconds"]) is not interval
+    assert any(row["spread"] for row in rows) is interval
+    assert all(bool(row["spread"]) is bool(row["runs_compared"]) for row in rows)
 
 
 def test_channels_first_is_warned_about_where_it_costs():

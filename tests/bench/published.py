@@ -7,7 +7,9 @@ A step's time is its tokens or images divided by the published rate. Models are 
 ones. All runs take about a quarter of an hour.
 """
 
+import json
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from torch import nn
 from torch.nn import functional as f
 from torchvision.models.resnet import Bottleneck, ResNet
 
+from mpdemo.paths import root
 from mpdemo.predict.efficiency import AT_BEST, ATTENTION, COMPILED, CONVOLUTION_32, MEASURED, PRODUCT
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.own_model import OwnModel
@@ -146,6 +149,11 @@ class Run(NamedTuple):
         return self.batch * self.parts * (1 if self.of_images else self.length) / self.rate
 
     @property
+    def row(self):
+        """What `mpdemo plan` calls it, recomputed or not."""
+        return ("single" if self.devices == 1 else "hsdp" if self.hsdp else "fsdp") + ", bf16" * self.bf16
+
+    @property
     def of_images(self):
         """Whether it trains a ResNet."""
         return self.model.startswith("Res")
@@ -195,6 +203,29 @@ RUNS = [
     Run("ours", "ResNet-50", "h100", 1, 224, 512, 512 / 0.1237),
     Run("ours", "ResNet-50", "h100", 1, 224, 512, 512 / 0.0863, compiled=True),
 ]
+
+
+def compared() -> dict:
+    """Count the published runs that chose no number, by row of the plan: HSDP is FSDP within a node, and they share."""
+    others = [run for run in RUNS if not run.used and run.source != "ours"]
+    runs = {run._replace(recomputed=False) for run in others}  # torchtitan's one run stands in two rows
+    found = Counter(run.row for run in runs)
+    return found | dict.fromkeys(("fsdp, bf16", "hsdp, bf16"), found["fsdp, bf16"] + found["hsdp, bf16"])
+
+
+def peaks() -> dict:
+    """Return measured over planned peaks of a GPU that holds the whole model, by row of the plan, from our records."""
+    folder, found = root() / "notebooks/gpu", {"single": [], "single, bf16": []}
+    for name, part in (("2026-11-27-4-h100.json", "predicted"), ("2026-11-27-5-h100.json", "memory")):
+        parts = json.loads((folder / name).read_text())["parts"]
+        for row in next(each["rows"] for each in parts if each["part"] == part):
+            case = row.get("case", {"precision": "bf16"})
+            if case.get("rung", "single") == "single":
+                ratio = (
+                    row["counted"] / row["predicted"] if "case" in row else row["measured_gib"] / row["predicted_gib"]
+                )
+                found["single, bf16" if case.get("precision") == "bf16" else "single"].append(ratio)
+    return found
 
 
 def fused(model):

@@ -1,4 +1,4 @@
-"""``mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
+"""``mpdemo plan``: which strategies fit on so many devices, and what each of them would take.
 
     mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
     mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
@@ -15,14 +15,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import UserError, did_you_mean, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors, printable
 from mpdemo.options import add_options, option_name, options_from
 from mpdemo.predict.efficiency import AT_BEST, COMPILED, MEASURED
 from mpdemo.predict.footprint import MIB, RESERVE, STATES
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.terminal import Progress, wrapped
 from mpdemo.tools.plan import strategies
-from mpdemo.tools.plan.request import PlanRequest, mib
+from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PlanRequest, mib
 from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
@@ -133,8 +133,13 @@ def main(args) -> int:
     """Print a plan; return the exit status."""
     options = options_from(args, PlanOptions)
     check_together(options, vars(args))
-    with Progress() as progress:
-        text, rows = answer(options, progress)
+    try:
+        with Progress() as progress:
+            text, rows = answer(options, progress)
+    except SystemExit as error:  # of the reader's own code, where it computes
+        raise UserError(
+            f"--model {options.model} ends the process ({error_line(error)}); allowed: one that returns"
+        ) from None
     print(text)
     if options.json:
         try:
@@ -145,13 +150,14 @@ def main(args) -> int:
 
 
 def answer(options, progress) -> tuple:
-    """Return what to use, why, a table of all strategies and notes, as text; and the rows of the table."""
+    """Return what comes first, why, a table of all strategies and notes, as text; and the rows of the table."""
     progress(f"planning: building {options.model}")
     request = request_of(options, lambda strategy: progress(f"planning: {strategy}"))
     rows = strategies.compare(request)
     lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
-    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), strategies.as_rows(request, rows)
+    text = "\n".join([*lines, "", wrapped(TO_TRAIN)])
+    return printable(text), strategies.as_rows(request, rows)  # names and errors of a reader's model are in it
 
 
 def notes(request, rows) -> list:
@@ -162,15 +168,12 @@ def notes(request, rows) -> list:
         f"{request.model.described()}, unless a row says bf16",
         f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
         f"data sheet of {request.gpu} ({sheet.source}); {request.efficiency.basis}",
+        "beside a peak stands with how many peaks of a GPU such rows were compared, and beside a time with how many "
+        "published runs; a time that was compared with none has no interval, and may be off by more",
     ]
     if best.fits and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
-    found += [
-        f"{row.answer} moves {row.predicted.moved / 1e9:,.1f} GB per step between a device and its host: at least "
-        f"{1000 * row.predicted.least:,.0f} ms; the host also updates the weights, which takes time that is not planned"
-        for row in rows
-        if row.predicted and row.predicted.moved
-    ]
+    found += [_of_host(row.answer, row.predicted) for row in rows if row.predicted and row.predicted.moved]
     found += request.model.notes
     if request.model.channels_first and "bf16" in sheet.peaks:
         found.append(
@@ -198,6 +201,17 @@ def notes(request, rows) -> list:
         answers = [row.answer for row in rows if row.reason == reason]
         found.append(f"not planned: {'; '.join(answers)}: {reason}")
     return found
+
+
+def _of_host(answer, found) -> str:
+    """Return what a row with offload needs of the host, and what is assumed of it."""
+    return (
+        f"{answer} moves {found.moved / 1e9:,.1f} GB per step between a device and its host: at least "
+        f"{1000 * found.least:,.0f} ms, and keeps {found.on_host / 1e9:,.0f} GB in the memory of each node's host. The "
+        f"update there adds {1000 * found.updating:,.0f} ms, if the ranks of a node share {CORES} cores and each core "
+        f"takes {BILLION_UPDATES} s per billion parameters, as one of ours with AdamW(fused=True). No such host was "
+        "measured; its memory may be slower, and torchrun gives each rank one core unless OMP_NUM_THREADS says more"
+    )
 
 
 def request_of(options, progress) -> PlanRequest:

@@ -137,10 +137,14 @@ class WithNumbers(TorchDispatchMode):
 
 @contextmanager
 def quiet():
-    """Keep what a reader's code logs, warns of and prints from the terminal."""
+    """Keep what a reader's code logs, warns of and prints from the terminal, and keep it from ending the process."""
+    process, leave = os.getpid(), os._exit
+    # Without a word, and with the status that it likes. A child that it has forked may.
+    os._exit = lambda status: sys.exit(status) if os.getpid() == process else leave(status)
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             yield
         finally:
             logging.disable(logging.NOTSET)
+            os._exit = leave

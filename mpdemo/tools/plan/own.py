@@ -25,6 +25,7 @@ from mpdemo.tools.plan.request import (
     Rule,
     first_that_fits,
     flags_of,
+    host_of,
     local_batch,
     rules,
 )
@@ -291,4 +292,6 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
         return found
     loaded, stored = (parts * bytes_ for bytes_ in steps.with_host(step))
     least = max(loaded, stored) / GPUS[request.gpu].host  # both directions at once
-    return found._replace(seconds=seconds and max(seconds, least), moved=loaded + stored, least=least)
+    updating, on_host = host_of(request, step)
+    seconds = seconds and max(seconds, least) + updating
+    return found._replace(seconds=seconds, moved=loaded + stored, least=least, updating=updating, on_host=on_host)

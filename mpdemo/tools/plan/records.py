@@ -21,6 +21,7 @@ from mpdemo.predict.efficiency import (
     ATTENTION,
     CONVOLUTION,
     CONVOLUTION_32,
+    KINDS,
     MEASURED,
     MEMORY,
     OPTIMIZER,
@@ -62,7 +63,16 @@ def _shown(file, content, gpu):
         rows = list(_of_record(content["parts"], together))
     if not rows:
         raise UserError(f"--record {file} has no efficiency of any kernel; {ALLOWED}")
-    return known.measured(rows, together, f"{Path(file).name} ({device}, {when})")
+    found = known.measured(rows, together, f"{Path(file).name} ({device}, {when})")
+    # The plan counts more of some kernels than they do: of causal attention all scores, say, of a trace's other views.
+    largest = float("inf") if when == "trace" else 2
+    of_classes = ((kind, fraction, 1 + (kind == ATTENTION)) for kind, fraction in enumerate(found.fractions))
+    for kind, fraction, most in [*((row[0], row[2], largest) for row in rows), *of_classes]:
+        if not 0 < fraction <= most:
+            raise UserError(
+                f"--record {file}: {KINDS[kind]} reach {fraction:.3g} of the data sheet; allowed: above 0, up to {most}"
+            )
+    return found
 
 
 def _of_record(parts, together):
@@ -73,7 +83,7 @@ def _of_record(parts, together):
         if name.startswith("convolution"):
             kind = CONVOLUTION if row["precision"] == "bf16" else CONVOLUTION_32
         elsewhere = kind == PRODUCT and not row["precision"].startswith("bf16")
-        if not fraction or name in ("launch", "AdamW, fused") or row["layout"] == "NCHW" or elsewhere:
+        if fraction is None or name in ("launch", "AdamW, fused") or row["layout"] == "NCHW" or elsewhere:
             continue
         if name == TOGETHER or (kind == PRODUCT and isinstance(sizes, dict)):
             together[kind] = fraction

@@ -15,14 +15,30 @@ from mpdemo import terminal
 from mpdemo.errors import UserError
 from mpdemo.predict.footprint import MIB
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.request import OFFLOAD, NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
+from mpdemo.tools.plan.request import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    OFFLOAD,
+    NotNeeded,
+    NotPlanned,
+    PlanRequest,
+    Prediction,
+    Rule,
+    mib,
+)
 
+# With how many published runs, and how many peaks that a GPU measured, rows were compared, recomputed or not: a test
+# counts them in tests/bench/published.py. Rows of other strategies were compared with none.
+RUNS = {"single": 1, "single, bf16": 5, "fsdp, bf16": 16, "hsdp, bf16": 16}
+PEAKS = {"single": 3, "single, bf16": 5}
 COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is written
     "mark": ("", "{}"),
     "strategy": ("strategy", "{}"),
     "room": ("fits", "{}"),
     "peaks": ("peak memory\n(MiB)", "{}"),
+    "peaks_compared": ("measured\npeaks", "{}"),
     "milliseconds": ("step time\n(ms)", "{}"),
+    "runs_compared": ("published\nruns", "{}"),
     "per_second": ("{unit}\nper second", "{:,.0f}"),
     "mfu": ("MFU", "{:.0%}"),
     "speed_up": ("speed-up", "{:.2f}"),
@@ -33,7 +49,8 @@ COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is wr
     "flags": ("flags of\ntrain_gpt.py", "{}"),
 }
 NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")  # columns that are always shown; those that are no numbers
-TIMED = "seconds", "spread", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
+COUNTED = "memory_mib", "peaks_compared", "stages_mib", "messages_mib", "sending_ms"  # of a row that is planned
+TIMED = "seconds", "spread", "runs_compared", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
 LORA = ", LoRA"
 NOTHING = "none: more devices, or larger ones"
 
@@ -55,8 +72,8 @@ class Strategy(NamedTuple):
 def compare(request: PlanRequest) -> list[Strategy]:
     """Return the strategies for a `request`: those that fit, the fastest first, then the others by memory.
 
-    The first one is the recommended one, if it fits. LoRA, which trains something else, and what no data sheet gives a
-    time come after what fits besides, in the order of the rules.
+    The order is that of estimates, and was compared with no runs. LoRA, which trains something else, and what no data
+    sheet gives a time come after what fits besides, in the order of the rules.
 
     Raises
     ------
@@ -70,13 +87,24 @@ def compare(request: PlanRequest) -> list[Strategy]:
             continue
         request.progress(rule.answer)
         try:
-            predicted = own.with_spread(request, rule.find)
+            known = _runs(request, rule.answer)  # what was compared with none has no interval
+            predicted = own.with_spread(request, rule.find) if known else rule.find(request)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
         except NotPlanned as error:
             result.append(Strategy(rule, False, None, str(error)))
     return sorted(result, key=_place)
+
+
+def _compared(numbers, answer) -> int:
+    """Return how many `RUNS` or `PEAKS` a row was compared with."""
+    return numbers.get(answer.replace(CHECKPOINTING, "").replace(ACCUMULATION, ""), 0)
+
+
+def _runs(request, answer) -> int:
+    """Return how many published runs a row's time was compared with: none, if all kernels are at best."""
+    return _compared(RUNS, answer) if any(request.efficiency.spreads) else 0
 
 
 def _place(strategy) -> tuple:
@@ -110,13 +138,16 @@ def _replica_fits(request) -> bool:
 
 
 def recommended(request: PlanRequest, strategies: list[Strategy]) -> str:
-    """Return the answer and the reason for it, from what `compare` returns."""
+    """Return the first of the strategies that `compare` returns, and why it comes first."""
     (answer, why, _), fits, found, _ = strategies[0]
     if fits and found:
         why = why.format(parts=found.parts, devices=request.devices)
         if found.parts > 1 and "{parts}" not in strategies[0].rule.why:
             why += f", over {found.parts} microbatches"
-        return f"{answer}: {why}: {mib(found.memory)} of {mib(request.limit)} per device."
+        first = f"{answer}: {why}: {mib(found.memory)} of {mib(request.limit)} per device."
+        if found.seconds is None or LORA in answer:
+            return first
+        return f"{first} Its estimated step is the shortest of those that fit; this order was compared with no runs."
     why = f"Weights, gradients and optimizer states need {mib(request.states())}; a device has {mib(request.limit)}"
     why += ", too little also for one image." if request.states() <= request.limit else "."
     return f"{NOTHING}: {why}"
@@ -138,9 +169,10 @@ def as_rows(request: PlanRequest, strategies: list[Strategy]) -> list[dict]:
 def _as_row(request, strategy, alone, at_peak):
     found, row = strategy.predicted, {"strategy": strategy.answer, "fits": strategy.fits}
     if found is None:
-        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "sending_ms", *TIMED, "flags"))
+        return row | dict.fromkeys((*COUNTED, *TIMED, "flags"))
     row |= {
         "memory_mib": found.memory / MIB,
+        "peaks_compared": _compared(PEAKS, strategy.answer),
         "stages_mib": [peak / MIB for peak in found.stages] or None,
         "messages_mib": found.sent / MIB,
         "sending_ms": 1000 * found.sending,
@@ -153,7 +185,8 @@ def _as_row(request, strategy, alone, at_peak):
     is_whole = alone and strategy.fits and LORA not in strategy.answer
     return row | {
         "seconds": found.seconds,
-        "spread": found.spread,
+        "spread": found.spread or None,
+        "runs_compared": _runs(request, strategy.answer),
         "per_second": per_second,
         "mfu": at_peak / request.devices / found.seconds if is_whole else None,
         "speed_up": alone / found.seconds if is_whole else None,
@@ -177,6 +210,7 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
         row["room"] = "yes" if row["fits"] else f"{over:,.0f} MiB over"
         row["peaks"] = "\n".join(f"{peak:,.0f}" for peak in row["stages_mib"] or [row["memory_mib"]])
         row["milliseconds"] = row["seconds"] and _milliseconds(row)
+        row |= {name: "none" for name in ("peaks_compared", "runs_compared") if row[name] == 0}
     asked = {"gpu_hours": request.total, "price": request.price}
     columns = [name for name in COLUMNS if asked.get(name, True)]
     headers = [COLUMNS[name][0].format(unit=request.model.unit[0]) for name in columns]
@@ -192,6 +226,8 @@ def _milliseconds(row) -> str:
 def _as_wide_as_the_terminal(rows, headers, alignment) -> str:
     """Return the rows as text, on a narrow terminal without the last columns."""
     for columns in range(len(headers), NEEDED - 1, -1):
+        if "published" in "".join(headers[columns : columns + 1]):
+            continue  # no time without what it was compared with
         shown = [row[:columns] for row in rows]
         text = tabulate(shown, headers[:columns], "simple", disable_numparse=True, colalign=alignment[:columns])
         if terminal.width() is None or max(map(len, text.splitlines())) <= terminal.width():
