@@ -104,6 +104,25 @@ def test_experts_resume_on_other_processes(small, device):  # noqa: F811
     assert found == pytest.approx([number for pair in device[0] for number in pair], rel=LIMIT)
 
 
+EMPTY = """    model.blocks[0].scale = nn.Parameter(torch.rand(4, 64))
+    for name in ("mask", "mean"):
+        model.blocks[0].register_buffer(name, torch.rand(4) > 0.5, persistent=name == "mean")
+"""
+BOTH = """    whole = make_gpt() if torch.manual_seed(0) else None
+    for name, value in (*whole.named_parameters(), *whole.named_buffers()):
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
+        assert value.equal(own.full_tensor() if hasattr(own, "full_tensor") else own), name
+    job.end("all is there")
+"""
+
+
+@pytest.mark.nightly
+def test_every_rank_begins_with_the_parameters_and_buffers_of_rank_0(small):  # noqa: F811
+    train, made = "    optimizer = torch.optim.AdamW(", "    return model\n\n\ndef make_model"
+    changes = [(train, BOTH + train), (made, EMPTY + made)]
+    assert "all is there" in launch(small, "experts.py", "--ep", 2, processes=2, changes=changes, fails=True)
+
+
 @pytest.mark.nightly
 def test_processes_that_cannot_share_the_experts_are_refused_in_one_line(small):  # noqa: F811
     said = "--ep 3: must divide the 2 processes and the 8 experts"

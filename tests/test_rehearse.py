@@ -3,6 +3,7 @@
 import meshes
 import pytest
 import torch
+from home_scripts import SCRIPTS, names_of
 from meshes import rehearsed, run_mesh, world_of
 
 from mpdemo.labs.meshes import flags_of
@@ -30,6 +31,13 @@ def test_a_rank_alone_counts_what_four_real_ones_do(tmp_path):
 @pytest.mark.parametrize("mesh", BY_NIGHT)
 def test_a_rank_alone_counts_what_real_ones_do(tmp_path, mesh):
     same_as_real(tmp_path, mesh)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 10_000_000])
+def test_ranks_that_cannot_be_are_refused_in_one_line(monkeypatch, ranks):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match=f"^--ranks {ranks}: 1 to 131072$"):
+        names_of(SCRIPTS / "rehearse.py")["main"]([f"--ranks={ranks}", "--rank=0"])
 
 
 def test_a_rank_of_a_thousand_holds_ten_blocks_of_64_billion_weights(tmp_path):

@@ -4,6 +4,7 @@ By day notebooks 03, 05, 07, 08 and 10 compare them with one process, and resume
 train_gpt.py has its own tests, and train_fsdp.py is a part of it.
 """
 
+import ast
 import os
 import re
 import runpy
@@ -11,14 +12,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from home_scripts import (
     FIRST,
+    IMPORTED,
     SCRIPTS,
+    Training,
     change,
     content,
     end_of,
@@ -40,9 +45,9 @@ from worker_jobs import signal_while_compiling
 from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 248, "train_ddp.py": 322, "job.py": 290}
+LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 248, "train_ddp.py": 322, "job.py": 375}
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
-OTHERS, ALL_LINES = 200, 2340  # of any other one, of all
+OTHERS, ALL_LINES = 200, 2430  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -74,6 +79,29 @@ def test_the_text_says_where_it_is_from_and_every_byte_after_that_is_predicted_o
     speeches = bytes(targets).split(bytes([gpt["END"]]))
     assert b"\n\n".join(speeches).decode().strip() == play.strip()
     assert all((inputs[0, 1:9] == targets[0, :8]).all() for inputs, targets in sets)
+
+
+@pytest.mark.parametrize("end", ["\r\n", "utf-16", None])
+def test_a_text_that_is_not_as_expected_is_named_in_one_line(copy, monkeypatch, end):
+    monkeypatch.delenv("RANK", raising=False)
+    text, file = (copy / "text.txt").read_text(), copy / "text.txt"
+    file.write_bytes(
+        (text.replace("\n", end) if end == "\r\n" else text).encode("utf-16" if end == "utf-16" else "utf-8")
+    )
+    if not end:
+        file.unlink()
+    with pytest.raises(
+        SystemExit, match=rf"^{file}(: only 0 samples; .*| cannot be read \(No such file or directory\))$"
+    ):
+        names_of(copy / "gpt.py")["make_datasets"]()
+
+
+@pytest.mark.parametrize("script", ["train_gpt", "train_fsdp", "experts", "finetune_lora", "export", "rehearse"])
+def test_an_older_pytorch_gets_one_line(monkeypatch, script):
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cu126"))
+    with pytest.raises(SystemExit, match=r"^this script needs PyTorch 2.10 or newer, and this is 2.9.1\+cu126$"):
+        names_of(SCRIPTS / f"{script}.py")
+    assert "PyTorch 2.10 or newer" in ast.get_docstring(ast.parse((SCRIPTS / f"{script}.py").read_text()))
 
 
 # --- one device and DDP
@@ -315,6 +343,107 @@ def test_the_batch_script_trains_on_two_nodes(cluster, single, copy):
     assert losses(log) == pytest.approx(single, abs=TOLERANCE)
 
 
+# --- job.py: what a model begins with, and its checkpoints
+
+
+@pytest.fixture
+def job():
+    """What job.py defines, in a group of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield names_of(SCRIPTS / "job.py")
+    torch.distributed.destroy_process_group()
+
+
+class Half(torch.nn.Linear):
+    """Two layers' worth of memory, of which reset_parameters fills some."""
+
+    def __init__(self):
+        super().__init__(2, 2, bias=False)
+        self.register_buffer("mask", torch.ones(2, 2) > 0)
+        self.register_buffer("numbers", torch.arange(4), persistent=False)
+        self.own = torch.nn.Parameter(torch.ones(2))
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if "mask" in dict(self.named_buffers()):
+            self.mask[0].fill_(True)
+
+
+@pytest.mark.parametrize(("layer", "names"), [
+    (lambda: torch.nn.Linear(3, 3), {"weight", "bias"}),
+    (lambda: torch.nn.BatchNorm1d(3), {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}),
+    (Half, {"weight"}),
+    (lambda: torch.nn.MultiheadAttention(4, 2), set()),
+])  # fmt: skip
+def test_a_layer_begins_with_what_its_reset_parameters_fills_and_draws_it_once(job, layer, names):
+    torch.manual_seed(0)
+    right, following = layer(), torch.rand(1)
+    with torch.device("meta"):
+        empty = layer()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        begun = job["begun"](empty, torch.device("cpu"))
+    assert begun.keys() == names
+    assert all(
+        value.equal(right.get_parameter(k) if k in dict(right.named_parameters()) else right.get_buffer(k))
+        for k, value in begun.items()
+    )
+    assert not names or following == torch.rand(1)
+
+
+@pytest.mark.parametrize("name", ["run", "run[lr=0.1]", "*", "a?", ".hidden", "a-1"])
+def test_checkpoints_are_found_by_their_name_whatever_is_in_it(tmp_path, job, name):
+    for number in ("60", "120", "7.damaged", "x"):
+        (tmp_path / f"{name}-{number}").mkdir()
+        (tmp_path / f"{name}-{number}" / ".metadata").touch()
+    (tmp_path / "other-180").mkdir()
+    (tmp_path / "other-180" / ".metadata").touch()
+    (tmp_path / f"{name}-240" / ".metadata").mkdir(parents=True)
+    assert [path.name for path in job["saved"](tmp_path / name)] == [f"{name}-120", f"{name}-60"]
+
+
+def a_file(folder):
+    (folder / "there").touch()
+    return folder / "there" / "run"
+
+
+def a_loop(folder):
+    (folder / "there").symlink_to(folder / "there")
+    return folder / "there" / "run"
+
+
+def a_file_of_this_name(folder):
+    (folder / "run-60").touch()
+    return folder / "run"
+
+
+@pytest.mark.parametrize("case", [a_file, a_loop, a_file_of_this_name, lambda folder: Path("/sys/run")])
+def test_where_nothing_can_be_saved_the_run_ends_before_it_begins(tmp_path, job, case):
+    with pytest.raises(SystemExit, match=r"^no checkpoint \S+/run-\* can be written \(.*\)$"):
+        job["Run"](case(tmp_path), {}, 1, 1)
+    job["Run"](tmp_path / "new" / "run", {}, 1, 1)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_what_fails_after_a_save_raises_nothing(tmp_path, job):
+    run = job["Run"](tmp_path / "run", {}, 1, 1)
+    run.writing, run.done = SimpleNamespace(result=lambda: None), 4
+    (tmp_path / "run-2").touch()
+    run.finish()
+    failed = torch.distributed.checkpoint.CheckpointException("", {0: (ValueError(), None)})
+    assert (tmp_path / "run-2").exists() and job["reason"](failed) == "ValueError"
+
+
+def test_killed_in_a_second_save_of_one_step_it_resumes_from_the_first(tmp_path):
+    """Its name is a pattern, too."""
+    training, name = Training.anew("train_fsdp", tmp_path / "scripts"), "run[lr=0.1]"
+    save = "            run.save(model, optimizer)\n"
+    die = f"            {IMPORTED}.befall('die_in_the_middle_of_a_file', run.done == 4, 0)\n"
+    training.run(name, (save, f"{save}            run.finish()\n{die}{save}"), processes=1, fails=True)
+    printed = training.run(name, processes=1)
+    assert min(map(int, re.findall(r"step (\d+):", printed))) == 5 and "damaged" not in printed
+
+
 # --- FSDP, tensor parallelism and LoRA, of a GPT
 
 
@@ -392,6 +521,22 @@ def test_an_exported_checkpoint_has_on_one_device_the_loss_that_was_printed(smal
     with torch.no_grad():
         loss = model(inputs, targets).item() / gpt["count"](targets)
     assert loss == pytest.approx(float(re.findall(r"validation ([\d.]+)", printed)[-1]), abs=1e-5)
+
+
+def test_weights_of_any_type_are_exported_and_no_model_is_refused(copy, monkeypatch):
+    weights = {str(kind): torch.ones(3).to(kind) for kind in (torch.float64, torch.float16, torch.int32, torch.bool)}
+    monkeypatch.chdir(copy)
+    script = names_of(copy / "export.py")
+    for name, state in (("a-1", {"model": weights}), ("b-1", {"weights": weights}), ("c-1", {"model": {"x": "text"}})):
+        torch.distributed.checkpoint.save(state, checkpoint_id=name, no_dist=True)
+    monkeypatch.setattr(script["dcp"], "load", partial(script["dcp"].load, no_dist=True))
+    script["export"](Path("a-1"), Path("a-1.safetensors"))
+    found = load_file("a-1.safetensors")
+    assert found.keys() == weights.keys() and all(found[name].equal(value) for name, value in weights.items())
+    for name, said in (("b-1", "b-1 has no model, only weights"), ("c-1", "c-1: model.x is no tensor of a type")):
+        with pytest.raises(SystemExit, match=f"^{said}"):
+            script["export"](Path(name), Path(f"{name}.safetensors"))
+    assert [path.name for path in copy.glob("*safetensors*")] == ["a-1.safetensors"]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

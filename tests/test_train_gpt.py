@@ -243,6 +243,7 @@ def test_a_signal_to_one_rank_stops_all_stages_and_the_same_command_resumes_bit_
     ("--tp 0", "--tp 0: at least 1"),
     ("--tp two", "argument --tp: invalid int value: 'two'"),
     ("--pq 2", "unrecognized arguments: --pq 2"),
+    *((f"--checkpoint={name}", f"argument --checkpoint: checkpoints cannot be named '{name}': say") for name in ("", ".", "a/..", "a/")),
     ("", "RANK is not set: start this script with torchrun"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(script, flags, said):
@@ -260,10 +261,20 @@ def test_only_rank_0_says_why_a_mesh_does_not_fit_the_processes(script, monkeypa
         assert end.value.code == said
 
 
+@pytest.mark.parametrize("mesh", ["pp2", pytest.param("replicate2", marks=pytest.mark.nightly)])
+def test_memory_that_nobody_fills_is_named_and_all_ranks_end_before_a_step(tmp_path, mesh):
+    with pytest.raises(AssertionError, match=r"\nnobody fills blocks.3.mask, blocks.3.mean, blocks.3.scale: give it"):
+        run_mesh(tmp_path, flags_of(mesh)[0], 2, meshes.leave_empty)
+    logs = [(tmp_path / f"log-{rank}").read_text().splitlines() for rank in range(2)]
+    assert [len([line for line in log if "on cpu" not in line]) for log in logs] == [1, 1] and logs[1][-1] == "1"
+
+
 @pytest.mark.parametrize(("flags", "shards"), [("", 8), ("--tp 2", 4), ("--pp 2 --replicate 2 --tp 2", 1)])
 def test_what_the_other_dimensions_leave_is_sharded(script, monkeypatch, flags, shards):
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert script.read_flags(flags.split()).shard == shards
+    with pytest.raises(SystemExit, match=r" is \d, but 8 processes run"):
+        script.read_flags([*flags.split(), f"--shard={2 if shards == 1 else 1}"])
 
 
 def test_another_model_or_other_batches_do_not_resume(tmp_path):

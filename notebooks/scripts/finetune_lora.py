@@ -4,10 +4,10 @@ One machine:     torchrun --standalone --nproc-per-node=2 finetune_lora.py  (aft
 Several nodes:   sbatch train.sbatch, with finetune_lora.py --checkpoint "$CHECKPOINT" in it
 
 --base NAME      how the names of the base model's checkpoints begin: it reads the newest one
-All other flags, and how it saves, stops and resumes, are those of train_fsdp.py."""
+All other flags, and how it saves, stops and resumes, are those of train_fsdp.py.
+It needs PyTorch 2.10 or newer."""
 
 import argparse
-from pathlib import Path
 
 import job
 import torch
@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from gpt import GPT, make_datasets, sample  # yours: a model of blocks, and its data
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
-from train_fsdp import fill, make_mesh, prepare, read_flags, refuse, train
+from train_fsdp import fill, make_mesh, prepare, read_flags, train
 
 
 class Adapter(nn.Module):
@@ -63,8 +63,8 @@ def make_model(args, device, mesh, base):
 @record  # torchrun then shows this process's error, not only its exit status
 def main(arguments=None):
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse
-    parser.add_argument("--base", type=Path, default="train_fsdp")
+    parser.error = job.refuse
+    parser.add_argument("--base", type=job.start_of, default="train_fsdp")
     own, others = parser.parse_known_args(arguments)
     args = read_flags(["--checkpoint=finetune_lora", *others])
     device = job.join()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from job import refuse
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -16,10 +17,16 @@ PADDING = -100  # a target that cross_entropy ignores
 
 def make_datasets(edit=bytes, packed=False):
     """Return a training and a validation set; a sample is a speech, or LENGTH bytes of one, or many."""
-    text = edit(Path(__file__).with_name("text.txt").read_bytes().strip())
+    file = Path(__file__).with_name("text.txt")
+    try:
+        text = edit(file.read_bytes().strip())
+    except OSError as error:
+        refuse(f"{file} cannot be read ({error.strerror})")
     speeches = text.split(b"\n\n")[1:]  # the first paragraph only says where the text is from
     tokens = [[END, *speech, END] for speech in speeches]
     pieces = [row[k : k + LENGTH + 1] for row in tokens for k in range(0, len(row) - 1, LENGTH)]
+    if len(pieces) <= 256:
+        refuse(f"{file}: only {len(pieces)} samples; is it UTF-8, with empty lines, and no CRLF?")
     inputs, targets = (
         torch.zeros(len(pieces), LENGTH, dtype=torch.long),
         torch.full((len(pieces), LENGTH), PADDING),
@@ -52,8 +59,13 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
         self.attend = scaled_dot_product_attention  # context parallelism replaces it
         # Rotary position embedding: a table, not a weight, so it is in no state dict.
+        self.register_buffer("angles", torch.empty(LENGTH, self.head_size // 2), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Fill what is this module's own, as PyTorch's layers do: it may have been given new memory."""
         turns = 10000.0 ** -torch.linspace(0, 1, self.head_size // 2)
-        self.register_buffer("angles", torch.outer(torch.arange(LENGTH), turns), persistent=False)
+        self.angles.copy_(torch.outer(torch.arange(LENGTH), turns))
 
     def rotate(self, x):
         """Turn each pair of a head's values by an angle that grows with the position."""

@@ -1,5 +1,8 @@
-"""What surrounds every training run: process group, data, signals, log and checkpoints."""
+"""What surrounds every training run: process group, data, signals, log and checkpoints.
 
+It needs PyTorch 2.10 or newer."""
+
+import argparse
 import ctypes
 import faulthandler
 import io
@@ -11,6 +14,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import zipfile
 from datetime import timedelta
@@ -22,12 +26,14 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch.utils.data import DataLoader, Dataset
 
+if torch.__version__ < "2.10a0":  # a pipeline's return_outputs is new in it
+    sys.exit(f"this script needs PyTorch 2.10 or newer, and this is {torch.__version__}")
+
 LOOK = 10  # steps from one look to the next, at which all ranks log, save or stop
 SAVE_STEPS, SAVE_MINUTES = 100, 15  # whichever comes first; the newest two checkpoints are kept
 TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a save, shorter than a night
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = {"bf16": 989e12 if GPU else 1e11, "fp32": 67e12 if GPU else 1e11}  # operations/s: look yours up
-LEFT = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # s from a signal to torchrun's kill
 OPTIONS = dcp_state.StateDictOptions(
     flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False
 )  # moments by the names of their weights, so that any mesh finds its own
@@ -54,6 +60,11 @@ def join():
     logging.basicConfig(level="INFO", **form)
     logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first
     return device
+
+
+def refuse(text):
+    """End with one line, before any process waits for another."""
+    sys.exit(text if os.environ.get("RANK", "0") == "0" else 1)
 
 
 def end(text):
@@ -112,6 +123,34 @@ def make_loader(dataset, todo, workers=0):
     return DataLoader(dataset, batch_sampler=todo, num_workers=workers, pin_memory=pinned)
 
 
+def begun(layer, device):
+    """Return what a layer's reset_parameters fills of its own parameters and buffers, on a device."""
+    if not hasattr(layer, "reset_parameters"):
+        return {}
+    layer.to_empty(device=device, recurse=False)
+
+    def begin(number):
+        for tensor in tensors_of(layer).values():
+            tensor.fill_(number)
+        layer.reset_parameters()
+        return tensors_of(layer)
+
+    with torch.random.fork_rng([device] * (device.type != "cpu"), device_type=device.type):
+        once = {name: tensor.clone() for name, tensor in begin(0).items()}
+    # What is filled does not depend on what was in the memory.
+    return {name: tensor for name, tensor in begin(1).items() if tensor.equal(once[name])}
+
+
+def tensors_of(layer):
+    return dict([*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)])
+
+
+def refuse_empty(names):
+    """End the job if any rank names what nobody has filled: garbage, and another on each rank."""
+    if found := ", ".join(sorted({name for names in gather([*names]) for name in names})):
+        end(f"nobody fills {found}: give it a layer whose reset_parameters does, as Block in gpt.py")
+
+
 def copy_from_rank_0(whole, sharded):
     """Copy a whole model, which only rank 0 has, into the shards of all ranks."""
     options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -127,16 +166,29 @@ def cosine(done, steps, warm_up=20):
     return min((done + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * done / steps))
 
 
+def start_of(text):
+    """Return how the names of checkpoints begin, of a flag's text."""
+    if text.rpartition("/")[2] in ("", ".", ".."):
+        how = f"checkpoints cannot be named {text!r}: say how their names begin, such as runs/mine"
+        raise argparse.ArgumentTypeError(how)
+    return Path(text)
+
+
 def steps_of(folder):
     """Return after how many steps a checkpoint was written."""
     return int(folder.name.rpartition("-")[2])
 
 
-def saved(start, end="/.metadata"):
-    """Return the folders START-STEPS, the newest first; complete ones, as .metadata is written last."""
-    names = re.compile(re.escape(start.name) + r"-\d+")
-    found = [path for path in start.parent.glob(f"{start.name}-*") if Path(f"{path}{end}").exists()]
-    return sorted((path for path in found if names.fullmatch(path.name)), key=steps_of, reverse=True)
+def numbered(start):
+    """Return all START-STEPS, the newest first."""
+    names = re.compile(re.escape(start.name) + r"-\d+")  # compared: a pattern would misread a [ in them
+    found = (path for path in start.parent.glob("*") if names.fullmatch(path.name))
+    return sorted(found, key=steps_of, reverse=True)
+
+
+def saved(start):
+    """Return the complete checkpoints, the newest first: .metadata is written last."""
+    return [path for path in numbered(start) if (path / ".metadata").is_file()]
 
 
 def damage(folder):
@@ -160,13 +212,29 @@ def newest(start):
     for other, text in every:
         if other != every[0][0]:  # it would train another model, or wait for ever
             end(f"{text}, but {every[0][1]}: all need the same folder {start.parent.resolve()}")
+    damaged = []
     for folder in saved(start):
         if not (found := [text for text in gather(damage(folder)) if text]):
+            if dist.get_rank() == 0:
+                for other in damaged:  # its number may come again, and each save gets a new folder
+                    other.rename(f"{other}.damaged")
             return folder
         say(f"{folder} is damaged ({found[0]}): trying the one before it")
-    if saved(start):
+        damaged.append(folder)
+    if damaged:
         end(f"no whole checkpoint {start}-* can be read: move them away to start anew")
     return None
+
+
+def limits(late):
+    """Return how long torchrun and Slurm wait after a signal, and what to do if a stop takes longer."""
+    old = torch.__version__ < "2.12"  # its torchrun ignores the variable
+    left = 30.0 if old else float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
+    slurm = float(os.environ.get("GRACE") or math.inf)  # train.sbatch asks Slurm
+    text = f"torchrun kills after {left:.0f} s"
+    text += f", Slurm, if it preempts, after {slurm:.0f} s" if slurm < math.inf else ""
+    more = ", or take PyTorch 2.12" if old else ", or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    return text + (": lower LOOK" + more * (late >= left)) * (late >= min(left, slurm))
 
 
 def peak_mib():
@@ -179,7 +247,22 @@ def peak_mib():
 def reason(error):
     """Return what the system said of a checkpoint that could not be read or written."""
     first = next(iter(error.failures.values()))[0]  # of the first rank that failed
-    return str(first).splitlines()[0] or type(first).__name__
+    return str(first).partition("\n")[0] or type(first).__name__
+
+
+def try_to_save(start):
+    """End the job if a rank can't write where its checkpoints are to be: it would lose its work."""
+    found = None
+    try:
+        start.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{start.name}-", dir=start.parent) as folder:
+            Path(folder, "file").write_text("is it full?")
+        if files := [path for path in numbered(start) if not path.is_dir()]:
+            found = f"{files[0]} is no folder"
+    except OSError as error:
+        found = str(error)
+    if found := [text for text in gather(found) if text]:
+        end(f"no checkpoint {start}-* can be written ({found[0]})")
 
 
 class Run:
@@ -197,6 +280,7 @@ class Run:
         self.done, self.lost, self.seen = 0, 0.0, 0  # steps; losses and items of this epoch, all ranks
         self.losses, self.items, self.stopping = [], 0, False  # since the last look
         self.writing, self.whole, self.timed, self.validating = None, [], False, 0.0
+        try_to_save(start)
         self.savers = dist.new_group(backend="gloo")  # where its thread disturbs no training
         self.began = self.wrote = time.monotonic()
 
@@ -262,14 +346,16 @@ class Run:
         """Copy this rank's part of a checkpoint, which a thread then writes."""
         self.finish()
         start, folder = time.monotonic(), Path(f"{self.start}-{self.done}")
+        if folder in self.whole:  # killed in a save over it, we would have neither
+            say(f"{folder} is there already")
+            return
         copied = {"checkpoint_id": folder, "process_group": self.savers}
         self.writing = dcp.async_save(self.state(model, optimizer), **copied)
         self.wrote, self.whole = time.monotonic(), [*self.whole, folder][-2:]
         if self.stopping or not self.timed:  # the first one, too, to know how long it takes
             self.finish()
             late, self.timed = self.looking + self.validating + time.monotonic() - start, True
-            enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
+            say(f"saved; a stop may take {late:.1f} s, and {limits(late)}")
         self.began = time.monotonic()
 
     def finish(self):
@@ -281,6 +367,6 @@ class Run:
         except dcp.CheckpointException as error:  # all ranks get it, as for a full disk
             end(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
         self.writing = None
-        for old in saved(self.start, end="") if dist.get_rank() == 0 else ():  # unfinished ones, too
+        for old in numbered(self.start) if dist.get_rank() == 0 else ():  # unfinished ones, too
             if steps_of(old) < self.done and old not in self.whole:
-                shutil.rmtree(old)
+                shutil.rmtree(old, onerror=lambda _, path, why: say(f"{path} stays ({why[1]})"))

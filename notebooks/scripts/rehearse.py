@@ -2,7 +2,8 @@
 
     python rehearse.py --ranks 1024 --rank 517 --pp 8 --shard 16 --tp 8 --width 8192 --blocks 80
 
-It trains nothing and starts no process. Other flags: train_gpt.py's, by default of a larger model."""
+It trains nothing and starts no process. Other flags: train_gpt.py's, by default of a larger model.
+It needs PyTorch 2.10 or newer."""
 
 import argparse
 import os
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SENT = collective_ops - sync_ops - {torch.ops.c10d.recv_.default}  # the last: by another rank
+MOST = 131072  # ranks: each has a number in a mesh, which is computed here as well
 LARGE = ["--width=8192", "--blocks=80", "--heads=64", "--batch=128", "--no-compile"]
 
 
@@ -75,7 +77,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
+    parser.error = train_gpt.refuse
     own, others = parser.parse_known_args(arguments)
+    own.ranks in range(1, MOST + 1) or train_gpt.refuse(f"--ranks {own.ranks}: 1 to {MOST}")
     os.environ["WORLD_SIZE"] = str(own.ranks)
     args, device = train_gpt.read_flags(LARGE + others), torch.device("cpu")
     own.rank in range(own.ranks) or train_gpt.refuse(f"--rank {own.rank}: 0 to {own.ranks - 1}")

@@ -11,21 +11,23 @@ Several nodes:   sbatch train.sbatch, with train_gpt.py, flags and --checkpoint 
 --pp P         splits the list of blocks into stages  (outermost: it sends the least)
 
 Losses and gradients are those of one device for every mesh, and any mesh resumes what another saved.
-It saves and ends on SIGTERM and SIGUSR1; the same command, or one with another mesh, resumes."""
+It saves and ends on SIGTERM and SIGUSR1; the same command, or one with another mesh, resumes.
+
+It needs PyTorch 2.10 or newer. No GPU has run it yet, where --bf16, --compile and --recompute are the
+defaults: all equalities were measured on CPUs. Compare your mesh with one process first."""
 
 import argparse
 import os
-import sys
 from functools import partial
 from itertools import islice
 from math import prod
-from pathlib import Path
 
 import job
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
-from gpt import END, GPT, LENGTH, PADDING, Block, count, make_datasets  # yours
+from gpt import END, GPT, LENGTH, PADDING, count, make_datasets  # yours
+from job import refuse
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -48,11 +50,6 @@ MESH = ("pp", "replicate", "shard", "cp", "tp")  # neighbours in the last one ar
 # --- flags
 
 
-def refuse(text):
-    """End with one line, before any process waits for another."""
-    sys.exit(text if os.environ.get("RANK", "0") == "0" else 1)
-
-
 def read_flags(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -60,7 +57,7 @@ def read_flags(arguments=None):
     parser.error = refuse
     number, switch = {"type": int}, {"action": argparse.BooleanOptionalAction, "default": bool(job.GPU)}
     for name in MESH:
-        parser.add_argument(f"--{name}", **number, default=1)
+        parser.add_argument(f"--{name}", **number, default=None if name == "shard" else 1)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of --pp")
     parser.add_argument("--microbatches", **number, help="per process")
     parser.add_argument("--batch", **number, default=32, help="sequences per step, of all processes")
@@ -73,7 +70,8 @@ def read_flags(arguments=None):
     parser.add_argument("--bf16", **switch, help="compute in bfloat16; weights and sums stay float32")
     parser.add_argument("--compile", **switch, help="compile the block; all are equal")
     parser.add_argument("--recompute", **switch, help="activation checkpointing: saves memory")
-    parser.add_argument("--checkpoint", type=Path, default="train_gpt", help="how its names begin")
+    name = {"type": job.start_of, "default": "train_gpt"}
+    parser.add_argument("--checkpoint", **name, help="how its names begin")
     args = parser.parse_args(arguments)
     for name, value in vars(args).items():
         if type(value) is int and value < 1:
@@ -86,10 +84,10 @@ def read_flags(arguments=None):
 
 def check(args):
     """Refuse what does not fit together."""
+    others = prod(getattr(args, name) or 1 for name in MESH)
+    started = int(os.environ.get("WORLD_SIZE", others))
+    args.shard = args.shard or max(1, started // others)
     world = prod(getattr(args, name) for name in MESH)
-    started = int(os.environ.get("WORLD_SIZE", world))
-    if args.shard == 1 and started % world == 0:
-        args.shard, world = started // world, started
     if started != world:
         refuse(f"{' x '.join(f'--{name}' for name in MESH)} is {world}, but {started} processes run")
     if args.pp > 1:
@@ -120,6 +118,9 @@ def make_model(args, device, mesh, ring):
         prepare(model, args, device, mesh, ring)
     model.operations = shapes.flops_per_token()
     fill(model, shapes, device)
+    if args.cp > 1:
+        for block in model.blocks.children():
+            block.angles = block.angles[positions(ring)]
     return model
 
 
@@ -127,9 +128,6 @@ def prepare(model, args, device, mesh, ring):
     """Split a model on the meta device over the mesh, and give it memory for this process's shards."""
     if args.tp > 1:
         split_layers(model, mesh["tp"])
-    angles = Block(args.width, args.heads).angles.to(device)
-    if args.cp > 1:
-        angles = angles[positions(ring)]
     for block in model.blocks.children():
         block.attend = partial(attention, packed=args.packed)
         if args.cp > 1:
@@ -138,24 +136,22 @@ def prepare(model, args, device, mesh, ring):
             block.compile()  # the blocks are equal, so only one is compiled
     shard(model, args, mesh)
     model.to_empty(device=device)
-    for block in model.blocks.children():
-        block.angles = angles
 
 
 @torch.no_grad()
 def fill(model, shapes, device):
-    """Give the shards the weights that GPT() would begin with; only one layer at a time is whole."""
+    """Give the shards what GPT() would begin with; only one layer at a time is whole."""
     torch.manual_seed(0)
-    shards = dict(model.named_parameters())
-    for name, layer in shapes.named_modules():
-        if not hasattr(layer, "reset_parameters"):
-            continue
-        layer.to_empty(device=device).reset_parameters()  # all of them, as all draw random numbers
-        for key, whole in layer.named_parameters(recurse=False):
-            own = shards.get(f"{name}.{key}")
-            if own is not None:  # every process has made the same tensor, so none sends it
-                own.copy_(distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None))
+    empty = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, layer in shapes.named_modules():  # all of them, as all draw random numbers
+        for key, whole in job.begun(layer, device).items():
+            own = empty.pop(f"{name}.{key}".strip("."), None)
+            if isinstance(own, DTensor):  # every process has made the same tensor, so none sends it
+                whole = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
+            if own is not None:
+                own.copy_(whole)
         layer.to("meta")
+    job.refuse_empty(empty)
 
 
 # --- mesh: --shard and --replicate
