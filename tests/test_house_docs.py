@@ -26,7 +26,7 @@ FORBIDDEN = {
     r"(?<![\w.])/(work|root|farm)/": "a path of one machine",
     r"(?<![\w.])/(home|Users)/\w": "a path of one machine",
     r"(?i)\bissues? #?\d|\bhelper [a-c]\b": "the project's files speak of the project, not of how it was made",
-    r"\brm (?:-\w+ )*[^\s`]*[*?]": "a pattern may match what a reader wants to keep: name the folder",
+    r"\brm (?:-\w+ )*[^\s`]*\*(?!\.(?:out|err)\b)": "a pattern may match what a reader wants to keep: name the folder",
     r"\b(TODO|FIXME|XXX)\b": "half-done work is not committed",
     rf"\b(?:one|two|a|an|\d+) (?:{COUNTED})s? an? (?:{PER})\b": "the field writes per: one process per device",
 }

@@ -4,7 +4,6 @@ By day notebooks 03, 05, 07, 08 and 10 compare them with one process, and resume
 train_gpt.py has its own tests, and train_fsdp.py is a part of it.
 """
 
-import ast
 import os
 import re
 import runpy
@@ -94,14 +93,6 @@ def test_a_text_that_is_not_as_expected_is_named_in_one_line(copy, monkeypatch, 
         SystemExit, match=rf"^{file}(: only 0 samples; .*| cannot be read \(No such file or directory\))$"
     ):
         names_of(copy / "gpt.py")["make_datasets"]()
-
-
-@pytest.mark.parametrize("script", ["train_gpt", "train_fsdp", "experts", "finetune_lora", "export", "rehearse"])
-def test_an_older_pytorch_gets_one_line(monkeypatch, script):
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cu126"))
-    with pytest.raises(SystemExit, match=r"^this script needs PyTorch 2.10 or newer, and this is 2.9.1\+cu126$"):
-        names_of(SCRIPTS / f"{script}.py")
-    assert "PyTorch 2.10 or newer" in ast.get_docstring(ast.parse((SCRIPTS / f"{script}.py").read_text()))
 
 
 # --- one device and DDP
@@ -249,12 +240,15 @@ def test_a_save_into_a_folder_that_is_gone_ends_in_one_line(tmp_path, monkeypatc
     assert said.startswith("folder/a-60.pt could not be written (NotADirectoryError: ") and "\n" not in said
 
 
-@OWN
-def test_a_script_says_in_one_line_that_pytorch_is_too_old(monkeypatch, script):
+@pytest.mark.parametrize(("script", "least"), [
+    *((script, "2.9") for script in ("train_single", "train_ddp")),
+    *((script, "2.10") for script in ("train_gpt", "train_fsdp", "finetune_lora", "experts", "export", "rehearse")),
+])  # fmt: skip
+def test_a_script_says_in_one_line_that_pytorch_is_too_old(monkeypatch, script, least):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0+cu128"))
-    with pytest.raises(SystemExit, match=r"^this script needs PyTorch 2.9 or newer, and this is 2\.8\.0\+cu128$"):
-        names_of(SCRIPTS / script)
-    assert "It needs PyTorch 2.9 or newer." in " ".join((SCRIPTS / script).read_text().split('"""')[1].split())
+    with pytest.raises(SystemExit, match=rf"^this script needs PyTorch {least} or newer, and this is 2\.8\.0\+cu128$"):
+        names_of(file := SCRIPTS / f"{script}.py")
+    assert f"It needs PyTorch {least} or newer." in " ".join(file.read_text().split('"""')[1].split())
 
 
 @pytest.mark.parametrize(("version", "late", "said"), [
@@ -269,7 +263,7 @@ def test_the_log_says_how_long_torchrun_and_slurm_really_wait(monkeypatch, versi
     monkeypatch.setattr(torch, "__version__", TorchVersion(version.split()[0]))
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "150")
     monkeypatch.setenv("GRACE", "50" if "GRACE" in version else "")
-    assert names_of(SCRIPTS / "train_ddp.py")["limits"](late) == said
+    assert [names_of(SCRIPTS / f"{script}.py")["limits"](late) for script in ("train_ddp", "job")] == [said, said]
 
 
 class Decides(torch.nn.Module):

@@ -243,7 +243,8 @@ def test_a_signal_to_one_rank_stops_all_stages_and_the_same_command_resumes_bit_
     ("--tp 0", "--tp 0: at least 1"),
     ("--tp two", "argument --tp: invalid int value: 'two'"),
     ("--pq 2", "unrecognized arguments: --pq 2"),
-    *((f"--checkpoint={name}", f"argument --checkpoint: checkpoints cannot be named '{name}': say") for name in ("", ".", "a/..", "a/")),
+    *((f"--checkpoint={name}", f"argument --checkpoint: checkpoints cannot be named '{name}': say how")
+      for name in ("", ".", "a/..", "a/")),
     ("", "RANK is not set: start this script with torchrun"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(script, flags, said):
@@ -273,7 +274,7 @@ def test_memory_that_nobody_fills_is_named_and_all_ranks_end_before_a_step(tmp_p
 def test_what_the_other_dimensions_leave_is_sharded(script, monkeypatch, flags, shards):
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert script.read_flags(flags.split()).shard == shards
-    with pytest.raises(SystemExit, match=r" is \d, but 8 processes run"):
+    with pytest.raises(SystemExit, match=r" is \d+, but 8 processes run"):
         script.read_flags([*flags.split(), f"--shard={2 if shards == 1 else 1}"])
 
 
