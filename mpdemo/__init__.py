@@ -28,11 +28,10 @@ PUBLIC = {  # module of mpdemo: its public names
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
     "notebook.course": "beside check diff ladder measure player run show start_ranks",
-    "notebook.plots": "bars curves timelines where",
+    "notebook.plots": "bars curves timelines",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
-    "predict.imagenet": "IMAGES RUNS",
     "tools.same": "NotTheSame check",
     "training.checkpoint": "newest tensors",
 }

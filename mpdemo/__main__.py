@@ -48,7 +48,7 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
         "--only 03_ddp",
     ),
     "cluster": (
-        "mpdemo.cluster.command",
+        "mpdemo.tools.cluster.command",
         "run a command on a throw-away Slurm cluster on this machine",
         "run --nodes 2 -- mpdemo rehearse",
     ),

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from mpdemo import paths
 from mpdemo.__main__ import main
-from mpdemo.cluster import Cluster
+from mpdemo.tools.cluster import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402

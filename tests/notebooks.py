@@ -36,8 +36,8 @@ from documents import text_of
 from notebook_rules import NIGHT, TAG, lint, misplanned, tags, undescribed, unsourced
 from project import environment, fresh_copy
 
-from mpdemo.cluster import Cluster
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.launch import start
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook

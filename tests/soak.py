@@ -26,11 +26,11 @@ import torch
 from worker_jobs import came
 
 from mpdemo import paths
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit
 from mpdemo.jobs.submit import make_folder, start
 from mpdemo.options import as_arguments
+from mpdemo.tools.cluster import Cluster
 from mpdemo.training import checkpoint
 
 STEPS = 24

@@ -22,8 +22,8 @@ from home_scripts import look_up, run, submit, told
 from soak_life import BOUND, Life, References, slowed
 from worker_jobs import until
 
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
+from mpdemo.tools.cluster import Cluster
 
 ZERO = ("errors", "hangs", "left behind", "lost", "unequal")  # counts that must be 0
 SLURM = threading.Lock()  # one life at a time, as it may change the partition or kill a node

@@ -18,10 +18,10 @@ import pytest
 from worker_jobs import spec, until
 
 from mpdemo import paths
-from mpdemo.cluster import Cluster, isolation
-from mpdemo.cluster.daemons import Daemons, sweep
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, submit
+from mpdemo.tools.cluster import Cluster, isolation
+from mpdemo.tools.cluster.daemons import Daemons, sweep
 from mpdemo.world.processes import start_time
 
 
@@ -149,7 +149,7 @@ def test_a_command_that_does_not_end_is_one_line(tmp_path, monkeypatch):
 
 AS_ORDINARY_USER = """
 import os, pwd, sys
-import mpdemo.cluster.command
+import mpdemo.tools.cluster.command
 from mpdemo.__main__ import main
 if os.getuid() == 0:  # only now: root alone may be allowed to read the installed packages
     nobody = pwd.getpwnam("nobody")

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from mpdemo import terminal
 from mpdemo.__main__ import COMMANDS, GROUPS, parser_of
+from mpdemo.tools import terminal
 from mpdemo.tools.plan import strategies
 
 

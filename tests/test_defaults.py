@@ -21,8 +21,8 @@ from torch.distributed.tensor.experimental import _attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from mpdemo.cluster import cluster
 from mpdemo.paths import root
+from mpdemo.tools.cluster import cluster
 
 BOTH = "cpu:gloo,cuda:nccl"  # as the scripts to take home ask for
 

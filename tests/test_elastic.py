@@ -11,9 +11,9 @@ import nbformat
 import pytest
 from worker_jobs import until
 
-from mpdemo.cluster import Cluster
 from mpdemo.jobs.slurm_job import look_up
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 
 SCRIPTS = root() / "notebooks" / "scripts"
 STEP = "  optimizer.step()\n"

@@ -10,9 +10,9 @@ import pytest
 from test_exercises import code_cells, solved_text
 from worker_jobs import until
 
-from mpdemo.cluster import Cluster
 from mpdemo.notebook import check
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import child_environment
 
 SOLUTIONS = root() / "notebooks" / "solutions" / "14_your_own.ipynb"

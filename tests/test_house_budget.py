@@ -9,8 +9,8 @@ from mpdemo.paths import root
 # sparsely it is written. A place that begins with / is a file or folder of mpdemo.
 COURSE = [
     (
-        "/__init__.py /__main__.py /errors.py /foreign.py /options.py /paths.py /terminal.py /front_end.py /labs",
-        3_550,
+        "/__init__.py /__main__.py /errors.py /foreign.py /options.py /paths.py /front_end.py /labs",
+        3_500,
         "what is public; commands, options, how errors are told, and how files of others are read",
     ),
     ("/settings", 3_250, "every setting said once and checked once"),
@@ -35,7 +35,6 @@ COURSE = [
         13_950,
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
-    ("/cluster", 3_050, "a throw-away Slurm"),
 ]
 TOOLS = [
     ("/tools/same", 34_300, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
@@ -45,9 +44,10 @@ TOOLS = [
         "what fits: any model on fake tensors, and every strategy",
     ),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
+    ("/tools/cluster", 3_050, "a throw-away Slurm"),
     (
-        "/tools/support /tools/__init__.py",
-        4_600,
+        "/tools/support /tools/terminal.py /tools/__init__.py",
+        4_800,
         "a machine and a site tried, batch scripts rendered, the course's jobs rehearsed",
     ),
 ]
@@ -64,7 +64,7 @@ REST = [
     ),
 ]
 # How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
-FILES = {"course": (COURSE, 114), "tools": (TOOLS, 53)}
+FILES = {"course": (COURSE, 106), "tools": (TOOLS, 59)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]

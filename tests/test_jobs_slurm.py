@@ -13,8 +13,8 @@ import pytest
 from worker_jobs import scontrol, spec, stand_in, until
 
 from mpdemo import paths
-from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit
+from mpdemo.tools.cluster.cluster import Cluster
 
 
 def rows(job, event="step") -> list[dict]:

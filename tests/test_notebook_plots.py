@@ -11,7 +11,7 @@ from mpdemo.labs import job_pictures, layer_pictures, scaling_pictures
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS
-from mpdemo.notebook.plots.where import METHODS, stored
+from mpdemo.notebook.plots.where import METHODS
 from mpdemo.predict import simulate
 
 ROWS = [{"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20)} for step in range(1, 41)]
@@ -107,32 +107,3 @@ def test_a_timeline_without_operations_is_refused():
     for nothing in ({}, {"GPipe": []}):
         with pytest.raises(UserError, match="no operations to draw"):
             plots.timelines(nothing)
-
-
-@pytest.mark.parametrize(("shape", "copies"), [
-    ("all", 4), ("slice", 1), ("between", 1.75),
-])  # fmt: skip
-def test_the_ranks_together_have_all_of_a_tensor_and_as_many_copies_as_the_method_keeps(shape, copies):
-    def area(parts):
-        grid = [(x + 0.5) / 100 for x in range(100)]
-        return {
-            (x, y)
-            for x in grid
-            for y in grid
-            for top, end, left, right in parts
-            if top <= y < end and left <= x < right
-        }
-
-    ranks = [area(stored(shape, rank, 4)) for rank in range(4)]
-    assert len(set().union(*ranks)) == 100**2
-    assert sum(map(len, ranks)) / 100**2 == pytest.approx(copies, rel=0.02)
-
-
-def test_which_tensor_lives_where_is_also_said_and_what_cannot_be_drawn_is_refused():
-    text = plots.where("FSDP").metadata["image/png"]["alt"]
-    assert "with FSDP. weights: a slice of each layer + all of the layer that computes; gradients" in text
-    with pytest.raises(UserError, match="no method 'ZeRO-3'; there are: DDP, "):
-        plots.where("ZeRO-3")
-    for method, ranks in (("DDP", 1), ("TP", 9)):
-        with pytest.raises(UserError, match=f"{ranks} ranks cannot be drawn"):
-            plots.where(method, ranks)

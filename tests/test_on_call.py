@@ -20,13 +20,13 @@ import numpy as np
 import psutil
 import pytest
 
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.labs.on_call import case as cases
 from mpdemo.labs.on_call import clues, faults, record
 from mpdemo.labs.on_call.incidents import CAUSES, CHAINS, COST, INCIDENTS, NEXT, PLACES, answer_to, filled, seal, unseal
 from mpdemo.labs.on_call.job import Job
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 
 RECORDED = json.loads((Path(__file__).parent / "logs" / "on_call.json").read_text())  # by kind
 ON_SLURM = [kind for kind in INCIDENTS if kind not in faults.ONLY_LOCAL]

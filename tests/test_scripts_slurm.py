@@ -9,7 +9,7 @@ import pytest
 from home_scripts import SCRIPTS, SLURM, UPDATE, change, content, end_of, launch, log_of, look_up, run, submit, told
 from worker_jobs import until
 
-from mpdemo.cluster import Cluster
+from mpdemo.tools.cluster import Cluster
 
 pytestmark = pytest.mark.nightly
 SLOW = UPDATE + "        time.sleep(0.5)\n"

@@ -9,10 +9,10 @@ import subprocess
 import time
 
 from mpdemo import jobs
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import child_environment
 
 SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s

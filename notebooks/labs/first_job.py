@@ -8,11 +8,11 @@ import contextlib
 import re
 import subprocess
 
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 from mpdemo.paths import root
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import child_environment
 
 SRUN = """srun() {

@@ -2,6 +2,5 @@
 
 from mpdemo.notebook.plots.charts import bars, curves
 from mpdemo.notebook.plots.timeline import timelines
-from mpdemo.notebook.plots.where import where
 
-__all__ = ["bars", "curves", "timelines", "where"]
+__all__ = ["bars", "curves", "timelines"]

@@ -18,9 +18,9 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import local_job
 from mpdemo.jobs.explain import find, report, verdict
 from mpdemo.jobs.reading import Log
-from mpdemo.terminal import coloured, wrapped
 from mpdemo.tools.explain import live, probe, who_waits
 from mpdemo.tools.explain.asked import MOST_BYTES, resolve
+from mpdemo.tools.terminal import coloured, wrapped
 
 QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang
 COLOUR = {"retry": "yellow", "fix": "red"}

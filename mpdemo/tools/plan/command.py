@@ -20,9 +20,9 @@ from mpdemo.options import add_options, option_name, options_from
 from mpdemo.predict.efficiency import AT_BEST, COMPILED, MEASURED
 from mpdemo.predict.footprint import MIB, RESERVE, STATES
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
-from mpdemo.terminal import Progress, wrapped
 from mpdemo.tools.plan import strategies
 from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PlanRequest, mib
+from mpdemo.tools.terminal import Progress, wrapped
 from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from mpdemo import terminal
 from mpdemo.errors import UserError
 from mpdemo.predict.footprint import MIB
+from mpdemo.tools import terminal
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.request import (
     ACCUMULATION,

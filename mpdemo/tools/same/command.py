@@ -12,11 +12,11 @@ from tabulate import tabulate
 from mpdemo import __version__
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
-from mpdemo.terminal import coloured, wrapped
 from mpdemo.tools.same import accepted, resume
 from mpdemo.tools.same.compare import BY_NATURE, VERDICTS
 from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
+from mpdemo.tools.terminal import coloured, wrapped
 from mpdemo.world.devices import gpus_here
 
 FORMAT = 1  # of what --json writes: another number if a name in it changes its meaning

@@ -12,8 +12,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.terminal import Progress
 from mpdemo.tools.same.worlds import World
+from mpdemo.tools.terminal import Progress
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
 IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes

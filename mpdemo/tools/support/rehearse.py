@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.explain import find
 from mpdemo.jobs.looks import unlabelled
 from mpdemo.options import count
+from mpdemo.tools.cluster.daemons import CLUSTER_NAME
 from mpdemo.tools.support.env import NO_GPU
 from mpdemo.tools.support.render import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals

@@ -16,10 +16,10 @@ import sys
 import numpy as np
 import torch
 
-from mpdemo.cluster import Cluster
 from mpdemo.labs.on_call import clues, faults
 from mpdemo.labs.on_call.incidents import INCIDENTS, seal
 from mpdemo.labs.on_call.job import STEPS, Job, SlurmJob
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import PRCTL, SIGNAL_AT_PARENTS_DEATH, clean_up_on_signals
 
 

@@ -1,5 +1,5 @@
 """A throw-away Slurm cluster on this machine, for tests and for rehearsing: ``mpdemo cluster``."""
 
-from mpdemo.cluster.cluster import Cluster
+from mpdemo.tools.cluster.cluster import Cluster
 
 __all__ = ["Cluster"]

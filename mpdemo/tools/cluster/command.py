@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 
-from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.options import count
+from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import clean_up_on_signals, end_processes, start_time
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 
 from mpdemo import paths
-from mpdemo.cluster import isolation
-from mpdemo.cluster.daemons import CLUSTER_NAME, Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
+from mpdemo.tools.cluster import isolation
+from mpdemo.tools.cluster.daemons import CLUSTER_NAME, Daemons, check_programs, listens, sweep
 
 SLURM_CONF = Path(__file__).with_name("slurm.conf")
 SOCKET_PATH_LIMIT = 100  # bytes: the kernel allows 107 for a socket's path
-SWEEP = "import sys; from mpdemo.cluster.daemons import sweep; sweep(*sys.argv[1:])"
+SWEEP = "import sys; from mpdemo.tools.cluster.daemons import sweep; sweep(*sys.argv[1:])"
 
 
 class Cluster(Daemons):

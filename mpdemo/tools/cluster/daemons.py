@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from mpdemo.cluster import isolation
 from mpdemo.errors import UserError
+from mpdemo.tools.cluster import isolation
 from mpdemo.world.processes import child_environment, children, end_processes, is_running, start_time
 
 CLUSTER_NAME = "throwaway"
