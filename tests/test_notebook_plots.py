@@ -11,7 +11,6 @@ from mpdemo.labs import job_pictures, layer_pictures, scaling_pictures
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS
-from mpdemo.notebook.plots.where import METHODS
 from mpdemo.predict import simulate
 
 ROWS = [{"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20)} for step in range(1, 41)]
@@ -32,7 +31,6 @@ def shown():
     yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
     yield job_pictures.lost_time({"Young": {0.1: 0.9, 0.4: 0.7}}, {0.1: 0.8, 0.4: 0.6}, 0.3, (0.2, 0.7))
     yield scaling_pictures.arrivals({"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0)
-    yield from map(plots.where, METHODS)
 
 
 def texts(axes):

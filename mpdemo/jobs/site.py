@@ -84,8 +84,8 @@ class Site:
         """The site's own commands, as ``module load pytorch``."""
         return [line for line in self.lines if line.strip() and line[0] != "#" and not holes(line)]
 
-    def gives(self, option) -> bool:
-        """Whether each job has a directive, as ``exclusive``."""
+    def gives(self, option: str) -> bool:
+        """Whether each job has the directive `option`, as ``exclusive``."""
         return any(re.match(rf"{DIRECTIVE} --{option}\b", line) for line in self.lines)
 
 
