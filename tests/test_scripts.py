@@ -115,6 +115,17 @@ def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_three
     assert losses(launch(copy, "train_ddp.py", processes=3)) == pytest.approx(single[2:], abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("script", [
+    "first_ddp.py", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("train_ddp.py", "train_accelerate.py"))
+])  # fmt: skip
+def test_each_process_draws_its_own_random_numbers(copy, script):
+    """In dropout, for instance."""
+    step = "optimizer.step()"
+    printed = launch(copy, script, processes=2, changes=[(step, f"{step}; print('drew', torch.rand(1).item())")])
+    drawn = re.findall(r"drew (\S+)", printed)
+    assert len(drawn) >= 2 * 3 * 24 and len({*drawn}) == len(drawn)
+
+
 @pytest.mark.nightly
 def test_ddp_validates_with_the_batch_norm_statistics_that_it_saves(copy):
     changes = [("nn.ReLU()", "nn.BatchNorm2d(32, momentum=1.0)"), (FIRST + "5", FIRST + "1")]

@@ -105,6 +105,17 @@ def test_a_damaged_file_is_none_of_the_newest_two(training):
     assert training.steps("a") == [whole, damaged + 1] and (training.folder / f"a-{damaged}.damaged").exists()
 
 
+@pytest.mark.parametrize("begun", ["train_ddp"], indirect=True)
+def test_all_ranks_refuse_another_model_and_a_name_of_no_file_in_one_line(training):
+    kept, other = training.data("a"), ("nn.ReLU()", "nn.BatchNorm2d(32)")
+    printed = training.run("a", other, fails=True, seconds=SECONDS)
+    fits = r"^a-\d+\.pt does not fit this model \(RuntimeError: .*Missing key"
+    assert in_one_line(printed, fits) and told(printed) == {}, printed
+    printed = training.run(".", fails=True, seconds=SECONDS)
+    assert in_one_line(printed, r"^checkpoints cannot be named '\.': say ") and told(printed) == {}, printed
+    assert training.data("a") == kept
+
+
 MORE = """    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2), use_buffers=True)
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(average.parameters(), 1.0), 1)
 """
