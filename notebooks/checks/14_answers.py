@@ -60,6 +60,8 @@ def check_14_1(script):
     seen = run(script, 2, "--bf16")[1][0]
     whole, stored = seen["parameters"], seen["stored"]
     assert stored < 0.6 * whole, f"Each of two ranks stores {stored:,} of {whole:,} parameters: nothing is sharded."
+    built = f"Each rank builds all {whole:,} parameters before it shards them. With --size wanted that's 26 GB a rank"
+    assert seen.get("built", 0) < whole, f"{built} on the host: build the model under torch.device('meta')."
     once = "FSDP gathers all of the model at once: 26 GB in float32, beside the activations."
     assert seen["units"] > 1, f"Only the whole model is wrapped. {once}"
     assert not seen.get("low"), "With --bf16 the optimizer's own weights are bf16, which rounds small updates away."
@@ -77,6 +79,8 @@ def check_14_3(script):
     steps, noted = seen[0]["steps"], seen[0]
     assert len(losses(printed)) > 1, "It prints no losses any more: read them seldom, but read them."
     assert not noted.get("collected"), f"In {steps} steps it still calls gc.collect() {noted['collected']} times."
+    emptied = f"In {steps} steps it still calls torch.cuda.empty_cache() {noted.get('emptied')} times"
+    assert not noted.get("emptied"), f"{emptied}: it waits for the GPU, and the next step asks for the memory again."
     assert noted["opened"] < 2, f"It still opens text.txt in {noted['opened']} of {steps} steps."
     every = f"It still reads a number of the device in {noted['reads']} of {steps} steps"
     assert noted["reads"] <= steps // 4, f"{every}: a GPU waits there for Python, and then has nothing to do."

@@ -31,7 +31,9 @@ def watch():
     for name in READS:
         setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
     torch.Tensor.backward = in_backward(torch.Tensor.backward)
+    nn.modules.module.register_module_parameter_registration_hook(of_parameter)
     gc.collect = lambda *_: seen.update(["collected"]) or 0  # it would be most of the time
+    torch.cuda.empty_cache = torch.accelerator.empty_cache = lambda: seen.update(["emptied"])
     sys.addaudithook(lambda event, args: of_file(args[0]) if event == "open" else None)
 
 
@@ -46,6 +48,12 @@ def note_steps(pause):
             time.sleep(pause)
 
     register_optimizer_step_post_hook(note)
+
+
+def of_parameter(module, name, parameter):
+    """Note how many parameters this rank builds whole, with memory."""
+    if not parameter.is_meta and not isinstance(parameter, DTensor):
+        seen["built"] += parameter.numel()
 
 
 def of_module(module, inputs, output):
