@@ -110,7 +110,7 @@ def asked(argv) -> tuple:
     options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
     parser = Parser(prog=PROGRAM)
     for before, word in zip([parser.prog, *options], options, strict=False):
-        if not word.strip() or word.startswith("--") and word.endswith("="):
+        if not word.strip() or word.startswith("--") and word.partition("=")[1:] in (("=", ""), ("=", "--")):
             parser.error(f"what follows {word.strip() or before} is empty; give a value, or leave it out")
     name = argv[0]
     if name not in COMMANDS:

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import os
 import re
 import reprlib
 import textwrap
@@ -46,6 +47,13 @@ class RunFailed(UserError):
 def printable(text) -> str:
     """Return a text that somebody else wrote without what a terminal would obey."""
     return UNSEEN.sub("", text)
+
+
+def text_of(value, what) -> str:
+    """Return a text or a path that a user gave, as text; `UserError` for anything else: `what` is no such thing."""
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{what} is a text; not {QUOTED.repr(value)}")
+    return os.fspath(value)
 
 
 def one_line(text) -> str:

@@ -23,7 +23,7 @@ LARGEST = 512 * 2**20  # bytes of JSON, unpacked: Python needs several times as 
 BLOCK = 2**20  # bytes that are read at once
 MOST = 2**64  # numbers in files are smaller, and so are addresses
 DAMAGED = OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError
-DAMAGED += RecursionError, MemoryError
+DAMAGED += RecursionError, MemoryError, SyntaxError
 
 
 @contextlib.contextmanager
@@ -53,6 +53,15 @@ def unpacked(path: str | Path) -> Any:
     if max(size, len(text)) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // 2**20} MiB")
     return json.loads(text)
+
+
+def text(path: str | Path, most: int) -> str:
+    """Return what is in a file of UTF-8 of at most so many bytes."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most} bytes")
+    return content.decode().replace("\r\n", "\n")
 
 
 def typed(row: Any, **fields: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ HOSTILE = {  # name -> what is in the file
     "damaged gzip": gzip.compress(os.urandom(999))[:40] + b"x" * 999,
     "gzip of zeros": gzip.compress(bytes(2**24)),
     "NULs": bytes(9999),
+    "UTF-16": "step 1\n".encode("utf-16"),
+    "line ends of Windows": b"import torch\r\nprint(1)\r\n",
 }
 
 

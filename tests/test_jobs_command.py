@@ -82,7 +82,7 @@ SHELL = [  # what it would replace or act on, and what of it is shown
         ("python 'a.py", "No closing quotation"),
         ("python -m", "python -m: which module?"),
         ("python 'a\nb'", "command .* holds a line break"),
-        (None, "run takes a line of text, as 'python train.py'; not None"),
+        (None, "what run takes, as 'python train.py', is a text; not None"),
         (["python", "a.py"], r"not \['python', 'a.py'\]"),
         (
             "torchrun --nnodes=2 a.py",

@@ -244,16 +244,6 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert done.stderr == b""
 
 
-def test_what_is_no_log_is_refused_in_one_line(tmp_path, call_mpdemo):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\0\0")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty.txt").write_bytes(b"")
-    for name in ("missing", "empty", "empty.txt", "pipe", "model.pt", "a\0b", "x" * 5000):
-        done = call_mpdemo("explain", f"{tmp_path}/{name}")
-        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "data",
     ["step 1\nCUDA out of memory: é\n".encode("utf-16"), b"\0" * 700 + "\nCUDA out of memory: é\n".encode()],

@@ -271,14 +271,6 @@ def test_a_recorder_is_left_for_torchfrtrace_in_a_folder_of_its_case(case, tmp_p
         case.ask("recorder")
 
 
-def test_a_number_that_is_none_is_one_line(case):
-    for number in [1], None, "29", -1, 2.5, float("nan"), 10**5000:
-        with pytest.raises(UserError, match=r"^on_call takes a whole number .*; not .{1,90}$"):
-            cases.on_call(number)
-        with pytest.raises(UserError, match=r"^no clue .{1,90}; there are: log"):
-            case.ask(number)
-
-
 def test_each_case_has_a_folder_of_its_own(case, monkeypatch):
     monkeypatch.setattr(cases, "recorded", lambda *_: case._sealed)
     folders = [cases.on_call(number, slurm).folder for number, slurm in [(1, False), (2, False), (2, True), (1, 0)]]

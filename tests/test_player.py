@@ -268,7 +268,7 @@ def test_bad_input_is_one_line():
         ("ddp", {"bandwith": 1}, "did you mean 'bandwidth'"),
         ("ddp", {"broken": "all"}, "unknown way to break it 'all'"),
         ("x" * 300, {}, "no recording 'xxx"),
-        *[(words, {}, "^player takes a strategy, .*; not ") for words in (None, 5, ["ddp"], float("nan"))],
+        *[(words, {}, "^a strategy, .*, is a text; not ") for words in (None, 5, ["ddp"], float("nan"))],
         *[
             ("ddp", {"ranks": n}, "^ranks .* is not allowed; allowed: 2, 4, 6, 8$")
             for n in (-5, 3, 1e9, "<b>", [1], True)

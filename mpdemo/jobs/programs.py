@@ -9,14 +9,13 @@ import functools
 import hashlib
 import os
 import re
-import stat
 import sys
 import warnings
 from collections.abc import Generator
 from itertools import pairwise
 from pathlib import Path
 
-from mpdemo import paths
+from mpdemo import foreign, paths
 
 MOST, LARGEST = 1_000, 2**20  # files; bytes of one, of which the rest is not read
 LABS = "mpdemo.labs", "notebooks.labs"  # the folder of that package
@@ -97,8 +96,8 @@ def of_module(folder, name, seen) -> Generator[Path]:
 def content(file) -> bytes | None:
     """Return what a regular file holds; None for anything else, and for one that cannot be read."""
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            return opened.read(LARGEST) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else None
+        with foreign.opened(file) as opened:
+            return opened.read(LARGEST)
     except (OSError, ValueError):
         return None
 

@@ -32,6 +32,8 @@ def one_line(text) -> str:
     """Refuse what no line of a script can carry; everything else is quoted."""
     if any(ord(c) < 32 or ord(c) == 127 for c in text):
         raise ValueError("holds a line break or another control character; write one line per text")
+    if text != text.encode(errors="ignore").decode():
+        raise ValueError("holds a byte that is no character; rename what is called so")
     return text
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import UserError, did_you_mean, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, one_line_errors, text_of
 from mpdemo.jobs import slurm
 from mpdemo.jobs.site import Launcher, Line, TimeLimit
 from mpdemo.options import Parser, add_options, as_arguments
@@ -136,14 +136,13 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
         raise UserError(f"{program} -m: which module?")
     what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[2].strip("-")
     what = re.sub(r"[\x00-\x1f\x7f]", "", what)
-    name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode()) & 0xFFFF:04x}"
+    name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode(errors='replace')) & 0xFFFF:04x}"
     return JobSpec(**{"name": name, "command": arguments, "out": f"runs/{name}", "nodes": nodes} | words)
 
 
 def words_of(command) -> list[str]:
     """Return the words of one command, as a shell splits it; refuse what a shell would replace or act on."""
-    if not isinstance(command, str):
-        raise UserError(f"run takes a line of text, as 'python train.py'; not {command!r}")
+    command = text_of(command, "what run takes, as 'python train.py',")
     line = command.replace("\\\n", " ").strip()
     try:
         words = shlex.split(line)

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from mpdemo import paths
-from mpdemo.errors import UserError, wrapped
+from mpdemo import foreign, paths
+from mpdemo.errors import UserError, text_of, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
@@ -80,10 +80,12 @@ def attach(out: str | Path) -> Job:
 
     `out` is relative to the project's root: ``"runs/03_ddp"``.
     """
-    record = read_record(paths.root() / out)
+    folder, do = paths.root() / text_of(out, "a run's folder, as 'runs/03_ddp',"), f"submit one with out={str(out)!r}"
+    with foreign.faults(f"no job in {out}", do):
+        record = read_record(folder)
     if record is None:
-        raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
-    return Job(record, paths.root() / out)
+        raise UserError(f"no job in {out}; {do}")
+    return Job(record, folder)
 
 
 def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:

@@ -11,7 +11,7 @@ from glob import glob
 from itertools import accumulate
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, text_of
 from mpdemo.measure.spans import MESSAGE, load, rank_steps
 
 APART = 5e-3  # s by which a rank seems to leave a collective before the last one joins, where clocks differ
@@ -26,7 +26,9 @@ def read(paths) -> dict:
 
     `paths` is a pattern such as ``trace-rank*.json.gz``, or a list of files, one per rank.
     """
-    found = sorted(glob(str(paths))) if isinstance(paths, str | Path) else list(map(str, paths))
+    several = isinstance(paths, list | tuple)
+    found = [text_of(path, "a trace's path, or a pattern of paths,") for path in (paths if several else [paths])]
+    found = found if several else sorted(glob(found[0]))
     if not found:
         raise UserError(f"no trace {paths}; write one per rank: profiler.export_chrome_trace('trace-rank0.json.gz')")
     traces = sorted((load(path) for path in found), key=lambda trace: trace.rank)

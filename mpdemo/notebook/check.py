@@ -26,7 +26,7 @@ from typing import Any
 
 from IPython import get_ipython
 
-from mpdemo.errors import UserError, error_line, wrapped
+from mpdemo.errors import UserError, error_line, text_of, wrapped
 from mpdemo.paths import root, source
 
 SECONDS = 20.0  # limit for a program; those of the exercises need about 1 s
@@ -90,9 +90,10 @@ def verdict(number, answer=...) -> tuple[str, str]:
 
 
 def _row(number) -> dict:
-    rows = exercises(str(number)[:2]) or exercises()
+    rows, number = exercises(), text_of(number, "the number of an exercise, as '03.1',")
     if number not in rows:
-        raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(rows)}")
+        near = [known for known in rows if known[:2] == number[:2]] or rows
+        raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(near)}")
     return rows[number]
 
 

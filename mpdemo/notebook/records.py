@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from mpdemo import foreign, paths
-from mpdemo.errors import UserError, one_line, wrapped
+from mpdemo.errors import UserError, one_line, text_of, wrapped
 from mpdemo.measure.paired import from_row
 from mpdemo.notebook.ladder import step_text
 from mpdemo.notebook.show import Bundle
@@ -89,7 +89,7 @@ def beside(what: str, here: Any = None) -> Bundle:
     `what` is one of `KINDS`, or ``two_RUNG``. `here` is what this run has of it as in a record: rows, or what a script
     printed.
     """
-    kind = KINDS.get(what) or TWO._replace(part=what)
+    kind = KINDS.get(text_of(what, "what `beside` takes, as 'two_ddp',")) or TWO._replace(part=what)
     rows = []
     if here is not None:
         part = {"output": here.splitlines()} if isinstance(here, str) else {"rows": here}

@@ -12,13 +12,15 @@ import ast
 import base64
 import difflib
 import html
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from mpdemo import paths
-from mpdemo.errors import UserError
+from mpdemo import foreign, paths
+from mpdemo.errors import UserError, text_of
 
+LARGEST = 2**20  # bytes of what is shown
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Behind lines of a diff: they let a light and a dark page show through, and an untrusted notebook keeps them.
@@ -111,16 +113,19 @@ def _coloured(line: str) -> str:
 def find(target: str | Path, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:
     """Return the title, the text and the language of what `show` displays."""
     places = paths.source() / "mpdemo", paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"
-    path = next((folder / target for folder in places if (folder / target).is_file()), None)
+    target = text_of(target, "what is shown, as 'rungs/ddp.py',")
+    path = next((folder / target for folder in places if os.path.isfile(folder / target)), None)
     if not path:
-        raise UserError(f"no such file: {target}; looked in mpdemo/, in notebooks/ and in the project's root")
+        raise UserError(f"no such file: {target!r}; looked in mpdemo/, in notebooks/ and in the project's root")
     folder = paths.root() if path.is_relative_to(paths.root()) else paths.source()
     title = path.relative_to(folder).as_posix()
-    text, language = path.read_text(), LANGUAGES.get(path.suffix, "text")
-    if name is not None:
-        text = _named(text, name, title)
-        title = f"{title}: {name}"
-    return title, text if docstrings or language != "python" else _without_docstrings(text), language
+    language = LANGUAGES.get(path.suffix, "text")
+    with foreign.faults(f"{title} can't be shown", "show takes a text, or a program without a syntax error"):
+        text = foreign.text(path, LARGEST)
+        if name is not None:
+            text = _named(text, name, title)
+            title = f"{title}: {name}"
+        return title, text if docstrings or language != "python" else _without_docstrings(text), language
 
 
 def _between(text: str, title: str, first: str, last: str | None = None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image
 
-from mpdemo.errors import UserError, did_you_mean
+from mpdemo.errors import UserError, did_you_mean, text_of
 from mpdemo.notebook.show import Bundle
 
 HERE = Path(__file__).parent
@@ -104,9 +104,7 @@ def contents(
     what: str = "all", recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
 ) -> tuple[str, str]:
     """Return the name of a player's still picture, and its page; the arguments are those of `player`."""
-    if not isinstance(what, str | Path):
-        raise UserError(f"player takes a strategy, a recording or a pattern of traces, as 'ddp'; not {what!r}")
-    what = str(what)
+    what = text_of(what, "a strategy, a recording or a pattern of traces, as 'ddp',")
     sliders = {name: at_a_stop(name, value) for name, value in sliders.items()}
     if broken not in (None, *BREAKS):
         raise UserError(f"unknown way to break it {broken!r}; allowed: {', '.join(BREAKS)}")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ def checked(args) -> list:
     if not Path(args.script[0]).is_file():
         raise UserError(f"script {args.script[0]!r} is no file; give the path of a Python script")
     words = args.processes.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
+    if not all(re.fullmatch(r" *0*[1-9][0-9]{0,8} *", word) for word in words) or len(words) < 2 and not args.resume:
         raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
     counts = [int(word) for word in words]
     gpus = not args.device and gpus_here()

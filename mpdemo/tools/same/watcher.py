@@ -45,16 +45,19 @@ class Watcher:
         self.pipe, theirs = Pipe()
         command = [self.args.python, "-m", "mpdemo_watcher.serve", str(theirs.fileno()), str(self.home)]
         place = {"env": kept, "cwd": Path(__file__).parent, "pass_fds": [theirs.fileno()], "start_new_session": True}
-        with open(self.home / "errors", "w") as errors, theirs:
-            files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
-            self.server = subprocess.Popen(command, **files, **place)
         try:
+            with open(self.home / "errors", "w") as errors, theirs:
+                files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
+                self.server = subprocess.Popen(command, **files, **place)
             self.versions = self.answer(IMPORT, "loading PyTorch")  # of the reader's environment
         except UserError:
             last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
             self.__exit__()
             what = f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
             raise UserError(what) from None
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
