@@ -4,6 +4,7 @@ Each check yields sentences; the traps are explained where they are checked.
 """
 
 import re
+from html import unescape
 from pathlib import Path
 
 import nbformat
@@ -107,6 +108,11 @@ def _shown(cell) -> str:
     return " ".join([cell.source, *(output.get("text", "") for output in cell.outputs), *words])
 
 
+def _numbers(text) -> list:
+    """Return the numbers of a text, or of HTML as a reader sees it."""
+    return sorted(re.findall(NUMBER, unescape(re.sub(r"<[^>]+>", " ", text))))
+
+
 def _value(number) -> float:
     return float(number.replace(",", ""))
 
@@ -174,6 +180,8 @@ def _output(output):
     for alt in alts + [output.get("metadata", {}).get("image/png", {}).get("alt", "")] * ("image/png" in data):
         if not TOLD.search(alt):
             yield f"has a picture whose alt text tells no number: {alt!r}"
+    if "<table" in (table := data.get("text/html", "")) and _numbers(table) != _numbers(data.get("text/plain", "")):
+        yield "shows other numbers as HTML than as plain text: they are of two runs; save both again"
     if "application/vnd.jupyter.widget-view+json" in data:
         yield "saved a widget, which shows nothing without the kernel"
     if output.get("name") == "stderr":

@@ -53,9 +53,11 @@ def with_twins():
     return whole
 
 
+TABLE = "<table style='width: 3px'><tr><td>it&#x27;s 930 ms</td><td>{}%</td></tr></table>"
 WIDGET = v4.new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})
 GOOD = [
     code("x = 7 % 3 != 2"),
+    code("t", out(text_html=TABLE.format(16), text_plain="it's 930 ms 16%")),
     code("p", out(text_html='<img alt="DDP: 60 ms" src="..."><img data-still alt="whole on both ranks">')),
     v4.new_markdown_cell("[the loop](../mpdemo/errors.py) and [a page](https://pytorch.org)"),
 ]
@@ -89,6 +91,7 @@ CELLS = [  # a cell, and what is wrong with it
     (code("f()", [stream("at /root/x")]), "names a path or an address of one machine: '/root/'"),
     (code("f", [stream("<f at 0x7f32a1b0>")]), "names a path or an address of one machine: '0x7f32a1b0'"),
     (code("f", out(text_html="<script src='https://cdn'>")), "runs a script or loads from elsewhere"),
+    (code("t", out(text_html=TABLE.format(113), text_plain="this run 930 ms 16%")), "shows other numbers as HTML than"),
     (code("f", [stream("x" * 300_001)]), "more than 300 kB"),
     (code("p", out(**{name.replace("/", "_"): data for name, data in PNG.items()})), "tells no number: ''"),
     (code("p", out(text_html="<img src='data:image/png;...'>")), "tells no number: ''"),
