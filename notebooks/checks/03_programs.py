@@ -3,6 +3,7 @@
 
 import copy
 import weakref
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -162,16 +163,19 @@ def require_switched_on(ddp, log):
 
 
 def test_03_3(rank, n):
-    files = [list(range(first, first + 4)) for first in (0, 4, 8)]
-    for workers in (0, 2):
+    """Two ranks with two workers each have four readers, among whom only twelve samples can be divided."""
+    for workers, count in product((0, 2), (12, 13, 14)):
+        files = [list(range(first, first + 4)) for first in (0, 4)] + [list(range(8, count))]
         options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
         parts = gathered([int(sample) for sample in DataLoader(Stream(files, rank, n), batch_size=None, **options)])
         read, sizes, where = sorted(sum(parts, [])), [len(part) for part in parts], f"With num_workers={workers}"
+        where += f" and {count} samples," * (count > 12)
         often = next((sample for sample in read if read.count(sample) > 1), None)
         assert often is None, f"{where} an epoch of both ranks has sample {often} {read.count(often)} times."
-        assert read == [*range(12)], f"{where} both ranks together read {len(read)} of 12 samples."
+        too_few = f"{where} both ranks together read {len(read)} of {count} samples."
+        assert set(read) <= {*range(count)} and len(read) > count - n * max(workers, 1), too_few
         unequal = f"{where} rank 0 reads {sizes[0]} samples and rank 1 reads {sizes[1]}: one of them runs out first."
-        assert sizes == [6, 6], unequal
+        assert sizes[0] == sizes[1], unequal
 
 
 def test_03_4(rank, n):
