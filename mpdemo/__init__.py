@@ -21,13 +21,13 @@ __all__ = ["data", "jobs", "models", "notebook", "predict", "training"]
 
 PUBLIC = {  # module of mpdemo: its public names
     "data": "SplitDataset load",
-    "jobs": "Job JobFailed JobSpec Site SlurmError attach check load_site render spec_of submit",
+    "jobs": "Job JobFailed JobSpec Site SlurmError check load_site render spec_of submit",
     "jobs.explain": "find report",
     "measure.paired": "ROUNDS Median Ratio difference median ratio",
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "beside check diff ladder measure player run show start_ranks",
+    "notebook.course": "beside check ladder measure player run show start_ranks",
     "notebook.plots": "bars curves timelines",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",

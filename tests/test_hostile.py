@@ -21,7 +21,6 @@ import pytest
 
 from mpdemo.__main__ import COMMANDS, main, parser_of
 from mpdemo.errors import UserError
-from mpdemo.jobs import attach
 from mpdemo.labs.on_call.case import Case, on_call
 from mpdemo.measure import traces
 from mpdemo.notebook import course
@@ -179,11 +178,10 @@ def asked(value):
 
 
 OF_A_NOTEBOOK = [getattr(course, name) for name in course.__all__ if name != "ladder"]  # which takes nothing
-OF_A_NOTEBOOK += [run_with, run_as, run_on, answered, on_call, asked, attach, traces.read]
+OF_A_NOTEBOOK += [run_with, run_as, run_on, answered, on_call, asked, traces.read]
 
 
 @pytest.mark.parametrize("function", OF_A_NOTEBOOK, ids=lambda function: function.__name__)
 def test_a_function_of_a_notebook_answers_or_refuses_in_one_line(function, above, call):
-    more = ("train.py",) * (function is course.diff)
-    said = {repr(value)[:60]: call(function, value, *more) for value in VALUES + inputs(above)}
+    said = {repr(value)[:60]: call(function, value) for value in VALUES + inputs(above)}
     assert not {value: fault for value, fault in said.items() if fault}

@@ -1,11 +1,11 @@
 """What holds for a job wherever it runs: under a real Slurm, and on this machine without one."""
 
 import pytest
-from worker_jobs import all_gone, scontrol, sleepers, spec, until
+from worker_jobs import all_gone, attach, scontrol, sleepers, spec, until
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, attach, submit
+from mpdemo.jobs import JobFailed, JobSpec, submit
 
 LAUNCHED = [("slurm", "srun"), ("slurm", "torchrun"), ("here", None)]  # no launcher has a say on this machine
 SLURM_BY_NIGHT = pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import nbformat
 import pytest
-from worker_jobs import scontrol, spec, stand_in, until
+from worker_jobs import attach, scontrol, spec, stand_in, until
 
 from mpdemo import paths
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, load_site, slurm, slurm_job, submit
 from mpdemo.tools.cluster.cluster import Cluster
 
 

@@ -11,9 +11,8 @@ import nbformat
 import pytest
 from labserver import NEEDS_CHROMIUM, chromium_page, lab
 from project import fresh_copy
-from worker_jobs import until
+from worker_jobs import attach, until
 
-from mpdemo.jobs import attach
 from notebooks import normalise, text_of
 
 pytestmark = NEEDS_CHROMIUM
@@ -30,10 +29,9 @@ from mpdemo.notebook.live_view import follow
 AFTER = "print('AFTER', job.state)"
 DOLLARS = """
 from pathlib import Path
-from mpdemo.notebook.show import diff
-Path("first.txt").write_text("first $A and $B")
-Path("second.txt").write_text("second $A and $B $C and $D")
-diff("first.txt", "second.txt")
+from mpdemo.notebook.show import show
+Path("second.sh").write_text("second $A and $B $C and $D")
+show("notebooks/second.sh")
 """
 
 

@@ -11,10 +11,9 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from project import environment
 from toyjob import ToyJob
-from worker_jobs import all_gone, sleepers, spec
+from worker_jobs import all_gone, attach, sleepers, spec
 
 from mpdemo.front_end import has_front_end
-from mpdemo.jobs import attach
 from mpdemo.notebook.job_widget import JobView, picture_of
 from mpdemo.notebook.live_view import Detached, follow
 from mpdemo.paths import source

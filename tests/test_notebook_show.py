@@ -1,13 +1,11 @@
-"""show() and diff(): the right lines of a file, with a clear error where there are none; changes as git shows them."""
+"""show(): the right lines of a file, with a clear error where there are none."""
 
 import ast
-import html
-import re
 
 import pytest
 
 from mpdemo.errors import UserError, wrapped
-from mpdemo.notebook.show import SMALLER, diff, find, show
+from mpdemo.notebook.show import SMALLER, find, show
 from mpdemo.paths import root
 
 
@@ -53,22 +51,6 @@ def test_the_error_names_what_is_missing_and_what_exists(words, lines, parts):
     with pytest.raises(UserError) as caught:
         show(*words, lines=lines)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
-
-
-def test_a_difference_leaves_docstrings_out_keeps_every_other_line_and_is_coloured_line_by_line():
-    pair = (("rungs/single.py", "build"), ("rungs/ddp.py", "build"))
-    shown = diff(*pair, context=100)
-    lines = repr(shown).split("\n")
-    assert lines[:3] == ["--- mpdemo/rungs/single.py: build", "+++ mpdemo/rungs/ddp.py: build", "@@"]
-    for mark, target in zip("-+", pair, strict=True):
-        side = [line[1:] for line in lines[3:] if line[:1] in (mark, " ")]
-        assert side == find(*target, docstrings=False)[1].splitlines()
-    assert '"""' not in repr(diff(*pair)) and '"""' in repr(diff("rungs/single.py", "rungs/ddp.py", docstrings=True))
-    page = shown.data["text/html"].removeprefix("<pre>").removesuffix("</pre>")
-    colours = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
-    for line, text in zip(page.split("\n"), lines, strict=True):
-        assert html.unescape(re.sub("</?span[^>]*>", "", line)) == text
-        assert re.findall('background-color:([^"]*)', line) == ([colours[text[0]]] if text[:1] in colours else [])
 
 
 def test_a_message_breaks_between_words_and_keeps_its_lines_and_paths():

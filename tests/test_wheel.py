@@ -30,8 +30,8 @@ Path("work/00_1.py").write_text({program!r})
 check("00.1")
 """
 ALONE = """
-from mpdemo.notebook.course import diff, run
-assert "DistributedDataParallel" in repr(diff("scripts/train_single.py", "scripts/train_ddp.py"))
+from mpdemo.notebook.course import run, show
+assert "DistributedDataParallel" in show("scripts/train_ddp.py").data["text/markdown"]
 print(run("python notebooks/scripts/first_single.py").output())
 """
 

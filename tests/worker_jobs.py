@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from mpdemo import paths
-from mpdemo.jobs import JobSpec
+from mpdemo.jobs import Job, JobSpec
+from mpdemo.jobs.job import read_record
 from mpdemo.world.processes import start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -21,6 +22,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 def spec(*action, out="runs/toy", program="worker.py", **changes):
     command = (str(PROGRAMS / program), out, *map(str, action))
     return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
+
+
+def attach(out):
+    """The job of a run's folder, as another Python would see it."""
+    folder = paths.root() / out
+    return Job(read_record(folder), folder)
 
 
 def options(text):

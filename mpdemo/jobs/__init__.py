@@ -14,7 +14,7 @@ from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.slurm import SlurmError
 from mpdemo.jobs.spec import JobSpec, spec_of
-from mpdemo.jobs.submit import attach, submit
+from mpdemo.jobs.submit import submit
 
-__all__ = ["Job", "JobFailed", "JobSpec", "Site", "SlurmError", "attach", "check", "load_site", "render", "spec_of"]
+__all__ = ["Job", "JobFailed", "JobSpec", "Site", "SlurmError", "check", "load_site", "render", "spec_of"]
 __all__ += ["submit"]

@@ -30,7 +30,7 @@ class JobFailed(RuntimeError):
 
 
 class Job:
-    """A submitted job, made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
+    """A submitted job, made by `mpdemo.jobs.submit`.
 
     `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"`` or ``"cluster NAME"``;
     `out` is the run's folder, and `script` the batch script, relative to the project's root. Slurm is asked at most
@@ -144,7 +144,7 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The run's folder as `attach` takes it: relative to the project's root if it lies below it."""
+        """The run's folder, relative to the project's root if it lies below it."""
         below = self.out.is_relative_to(paths.root())
         return (self.out.relative_to(paths.root()) if below else self.out).as_posix()
 

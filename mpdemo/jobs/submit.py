@@ -11,8 +11,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from mpdemo import foreign, paths
-from mpdemo.errors import UserError, text_of, wrapped
+from mpdemo import paths
+from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
@@ -73,19 +73,6 @@ def start(spec: JobSpec, site: Site, identity: Any, out: Path, announce: bool = 
         print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)
-
-
-def attach(out: str | Path) -> Job:
-    """Return the job of a run's folder, as after a restart of the kernel; `UserError` if it has none.
-
-    `out` is relative to the project's root: ``"runs/03_ddp"``.
-    """
-    folder, do = paths.root() / text_of(out, "a run's folder, as 'runs/03_ddp',"), f"submit one with out={str(out)!r}"
-    with foreign.faults(f"no job in {out}", do):
-        record = read_record(folder)
-    if record is None:
-        raise UserError(f"no job in {out}; {do}")
-    return Job(record, folder)
 
 
 def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:

@@ -25,9 +25,9 @@ from mpdemo.notebook.live_view import Run
 from mpdemo.notebook.player import player
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.records import beside
-from mpdemo.notebook.show import diff, show
+from mpdemo.notebook.show import show
 
-__all__ = ["beside", "check", "diff", "ladder", "measure", "player", "run", "show", "start_ranks"]
+__all__ = ["beside", "check", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
 def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:

@@ -1,17 +1,14 @@
-"""Show source in a notebook, in colours: a file, one thing in it, a change.
+"""Show source in a notebook, in colours: a file, or one thing in it.
 
 The source is found in the file by path and name, so PyTorch is not imported.
 
     show("rungs/ddp.py")                             a whole file
     show("rungs/ddp.py", "train")                    one function, class or constant in it
     show("rungs/ddp.py", lines=("optimizer =",))     the line that holds this text
-    diff("rungs/single.py", "rungs/ddp.py")          what differs, as git shows it
 """
 
 import ast
 import base64
-import difflib
-import html
 import os
 import textwrap
 from pathlib import Path
@@ -23,9 +20,6 @@ from mpdemo.errors import UserError, text_of
 LARGEST = 2**20  # bytes of what is shown
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-# Behind lines of a diff: they let a light and a dark page show through, and an untrusted notebook keeps them.
-# JupyterLab leaves both kinds of lines uncoloured in a fenced block.
-COLOURS = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
 SMALLER = '<div style="font-size:.9em">'  # as in a code cell: 88 columns fit beside the file browser in 1200 pixels
 MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
@@ -80,34 +74,6 @@ def show(
     text = textwrap.dedent(_between(text, title, *lines) if lines else text).strip("\n")
     file = title.partition(":")[0]
     return Bundle(title, markdown=f"[{title}](../{file})\n\n{SMALLER}\n\n```{language}\n{text}\n```\n\n</div>")
-
-
-def diff(
-    before: str | tuple[str, str], after: str | tuple[str, str], context: int = 3, docstrings: bool = False
-) -> Bundle:
-    """Display the lines that two sources do not share, red and marked with - (before), or green and with + (after).
-
-    Parameters
-    ----------
-    before, after : str or tuple
-        As `target` of `show`; a tuple ``(path, name)`` picks one thing in a file.
-    context : int
-        Equal lines kept around a change.
-    docstrings : bool
-        Whether the docstrings are compared too.
-    """
-    targets = [side if isinstance(side, tuple) else (side,) for side in (before, after)]
-    (old, old_text, _), (new, new_text, _) = (find(*target, docstrings=docstrings) for target in targets)
-    lines = difflib.unified_diff(old_text.splitlines(), new_text.splitlines(), old, new, lineterm="", n=context)
-    # the numbers after @@ would count lines of a text without its docstrings
-    lines = ["@@" if line.startswith("@@") else line for line in lines]
-    return Bundle("\n".join(lines), html="<pre>" + "\n".join(map(_coloured, lines)) + "</pre>")
-
-
-def _coloured(line: str) -> str:
-    """Return a line of a diff as HTML."""
-    text = html.escape(line)
-    return f'<span style="background-color:{COLOURS[line[0]]}">{text}</span>' if line[:1] in COLOURS else text
 
 
 def find(target: str | Path, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:

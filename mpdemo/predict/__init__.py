@@ -3,8 +3,7 @@
 Importing this package loads no PyTorch; a function that asks it something loads it when it is called.
 """
 
-from mpdemo.predict import bubble
 from mpdemo.predict.simulate import Simulation, simulate
 from mpdemo.settings.schedules import SCHEDULES, placement, usual_stages_per_rank
 
-__all__ = ["SCHEDULES", "Simulation", "bubble", "placement", "simulate", "usual_stages_per_rank"]
+__all__ = ["SCHEDULES", "Simulation", "placement", "simulate", "usual_stages_per_rank"]

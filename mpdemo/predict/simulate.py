@@ -2,7 +2,7 @@
 
 The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free and
 what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient nothing but
-its own rank. The lists are those of PyTorch's own schedules (bubble.py), or yours (`simulate_order`). Taught in
+its own rank. The lists are those of PyTorch's own schedules (`order`), or yours (`simulate_order`). Taught in
 notebooks/05_pipeline.ipynb.
 """
 
@@ -10,12 +10,14 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
+from types import SimpleNamespace
 
 from mpdemo.errors import UserError
-from mpdemo.predict.bubble import order
 from mpdemo.settings.schedules import check_schedule, usual_stages_per_rank
+
+ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # stage, kind, microbatch, as PyTorch writes them
 
 
 @dataclass(frozen=True)
@@ -175,3 +177,30 @@ def _waits(operation, last, ends):
     missing = next(need for need in needs(operation, last) if need not in ends)
     place = "itself" if missing[1] == stage else f"stage {missing[1]}"
     return f"stage {stage} wants to do {kind}{microbatch}, and waits for {missing[0]}{missing[2]} of {place}"
+
+
+@cache
+def order(schedule, ranks, microbatches, stages_per_rank=1) -> list:
+    """Ask PyTorch for the operations of every rank: lists of (kind, stage, microbatch).
+
+    F is the forward pass of a microbatch through a stage, B its backward pass. The zero-bubble schedules cut B in two:
+    I, the gradient of the stage's input, which the stage before waits for, and W, the gradient of its weights, which
+    fills gaps. The library decides all of that when a schedule is made, before it needs a process group.
+    """
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    stages = [
+        SimpleNamespace(group_size=ranks, group_rank=0, num_stages=ranks * stages_per_rank, stage_index=number,
+                        is_first=number == 0, is_last=False, submod=None, has_backward=True)
+        for number in range(stages_per_rank)
+    ]  # fmt: skip
+    made = get_schedule_class(schedule)(stages if stages_per_rank > 1 else stages[0], microbatches)
+    matches = [[ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)]
+    lanes = [[(match[2], int(match[1]), int(match[3])) for match in lane if match] for lane in matches]
+    return [_counted_from_zero(lane) for lane in lanes]
+
+
+def _counted_from_zero(lane):
+    """Repair the list of 1F1B's last rank, whose forwards PyTorch 2.14 numbers from 1 (it does not run by the list)."""
+    first = min((microbatch for kind, _, microbatch in lane if kind == "F"), default=0)
+    return [(kind, stage, microbatch - first * (kind == "F")) for kind, stage, microbatch in lane]
