@@ -19,7 +19,7 @@ ALSO = 4  # further findings that are shown, in one line each
 STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
-BARE = re.compile(r"[\w.]+:$")  # an exception whose text begins in the next line
+BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 
 

@@ -1,4 +1,8 @@
-"""What a line of a log looks like: its label, a step of the training, a last word, an error."""
+"""What a line of a log looks like: its label, a step of the training, a last word, an error.
+
+No expression goes back and forth in a line for longer than the line is: what it repeats has an upper bound, or begins
+where the line does.
+"""
 
 import json
 import re
@@ -10,30 +14,33 @@ TIME = (
     r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
 )
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
-    r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|\[pod/\S+\] ?|[\w.-]+ +\| ?"
+    r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]{0,99}?pid=[^()]{0,99}\) ?|\[pod/[^\s\]]+\] ?|[\w.-]{1,99} +\| ?"
 )
+LINE, TEXT = 2**16, 2**12  # bytes of a line that are looked at, and characters of what it says; then its end
 DEEP = 3  # JSON in the JSON of a container
 FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
-LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
+LOGGER = r"(?:- )?(?:[\w.]{1,99} - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
 HOST = re.compile(
-    r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
-    r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]*: "
+    r"^(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
+    r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]{0,99}: "
 )
-WARNS = re.compile(r"(?:: )?\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )?[A-Z]\w*Warning\b")
+WARNS = re.compile(r"^(?:(?:: )?\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )?[A-Z]\w*Warning\b)")
 GLOG = re.compile(r"\[?([IWEF])\d{4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
 
 TRACEBACK = "Traceback (most recent call last)"
-FILE = re.compile(r'\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
+FILE = re.compile(r'^\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torchrun|accelerate|deepspeed)")
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
-RAISED = re.compile(r"(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
+RAISED = re.compile(r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
 IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")  # above a traceback
 ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"  # of a service beside the program
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
 EXCEPTION = re.compile(r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
-NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
+NEVER = re.compile(
+    r"^(?:\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$)"
+)  # or C++'s frames
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
     r"^(?:wandb:|mlflow|\[?INFO|\[?DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
@@ -54,8 +61,8 @@ EXITED = re.compile(
 )
 
 STEP = re.compile(
-    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b\W*\d(?!.*\bfailed with)|"
-    r"it/s|s/it|(?:images|samples|tokens|tok)/s|\bsav(?:ed|ing)\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b",
+    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b\W*\d(?!.{0,200}\bfailed with)|"
+    r"it/s|s/it|(?:images|samples|tokens|tok)/s|\bsav(?:ed|ing)\b.{0,200}\bcheckpoint|\bcheckpoint\b.{0,200}\bsaved\b",
     re.I,
 )
 LOSS = re.compile(r"^(?!.*train_runtime).*loss\b[\"']?[\s:=]*(?:tensor\()?\d", re.I)
@@ -74,7 +81,7 @@ NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 NEW = [  # no part of an exception's message
     *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}|^mpdemo: "), HARD, CHAIN, STEP),
-    *(ENDED, RESTART, EXCEPTION, re.compile(f"^(?:{WARNS.pattern})")),
+    *(ENDED, RESTART, EXCEPTION, WARNS),
 ]
 
 
@@ -112,7 +119,12 @@ def notes(text) -> tuple:
 
 def seen_text(raw) -> str:
     """Return a line as a terminal shows it: the last state of a progress bar, and no colours."""
-    return printable(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+    return printable(shortened(raw.rstrip(b"\r").rpartition(b"\r")[2], LINE, b" ... ").decode(errors="replace"))
+
+
+def shortened(text, most, dots):
+    """Return the beginning and the end of what is very long: expressions take their time."""
+    return text if len(text) <= 2 * most else text[:most] + dots + text[-most // 4 :]
 
 
 def unlabelled(log) -> list[str]:
@@ -148,6 +160,7 @@ def split(raw, label) -> tuple:
         if text[:2] != '{"' or text.rstrip()[-1:] != "}":
             break
         text = _from_json(text)
+    text = "\n".join(shortened(line, TEXT, " ... ") for line in text.split("\n"))
     return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", labels)).strip(), text
 
 
@@ -155,8 +168,8 @@ def _from_json(line) -> str:
     """Return the text that a logger wrote as a line of JSON."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line
     severe = "ERROR: " if re.match("error|crit|fatal", str(found.get("level")), re.I) else ""
     texts = [found[name].rstrip("\n") for name in FIELDS.split() if isinstance(found.get(name), str)]
-    return severe + "\n".join(texts) if texts else line
+    return printable(severe + "\n".join(texts)) if texts else line

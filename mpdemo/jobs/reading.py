@@ -215,7 +215,9 @@ class Log:
 
 
 def as_bytes(text) -> bytes:
-    """Return a text as UTF-8, also if it is UTF-16 with a mark."""
+    """Return a text as UTF-8, also if it is UTF-16 with a mark, and without NULs."""
     if isinstance(text, str):
-        return text.encode(errors="replace")
-    return text.decode("utf-16", errors="replace").encode() if text[:2] in UTF16 else text
+        text = text.encode(errors="replace")
+    elif text[:2] in UTF16:
+        text = text.decode("utf-16", errors="replace").encode()
+    return text.translate(None, b"\0")

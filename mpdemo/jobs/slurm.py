@@ -38,10 +38,10 @@ STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_
 # In a log: the exit status of the process that failed first, as mpdemo.world.supervisor, srun and torchrun report it.
 FIRST_STATUS = re.compile(
     r"^mpdemo: rank \d+ of \d+ ended with exit status (\d+)$|^srun: error: \S+: tasks? \S+: Exited with exit code (\d+)"
-    r"|Root Cause.{0,2000}?^\W*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
+    r"|Root Cause.{0,2000}?^\W{0,40}(?:\d+: )?\s{0,40}exitcode\s{0,40}:\s{0,40}(-?\d+)",
     re.MULTILINE | re.DOTALL,
 )
-SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
+SLURMSTEPD = r"^(?: *\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
 MEMORY = re.compile(
     SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
 )

@@ -10,25 +10,26 @@ from dataclasses import replace
 from mpdemo.jobs.known import Known
 
 OTHERS = 2000  # lines in which other ranks are looked for
+MESSAGE = 4000  # characters of a message that are looked at
 LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
     r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
     r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
     r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|(?:may|might) be (?!async|incorr)|likely|probably|"
-    r"[Tt]o \w+ [^.;]*,? (?:use|set|run|pass|add) )|"
+    r"[Tt]o \w+ [^.;]{0,200},? (?:use|set|run|pass|add) )|"
     r"(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
     r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
 SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n(?![a-z])")
-A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]*\)|\[[^\[\]]*\]|[.:]\d)+?)" for name in "ab")
+A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]{{0,99}}\)|\[[^\[\]]{{0,99}}\]|[.:]\d){{1,200}}?)" for name in "ab")
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
 AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
-    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>(?:(?!\. ).)+?)[,;]? (?:but |instead |and )*"
-     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)",
+    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>(?:(?!\. ).){1,200}?)[,;]? (?:but |instead |and )*"
+     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.{1,200}?)(?=$|[;.] |\.$|\n)",
      "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|(?:be )?equal(?: to)?|agree with|fit) {B}{END}", "{} and {} must agree"),
@@ -38,7 +39,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (r"(?:^KeyError: |\b[Kk]ey )(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
      "there is no entry {} in a dictionary, a configuration or a record of the data"),
-    (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
+    (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
 ABSENT = re.compile(r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)")
@@ -62,7 +63,7 @@ def library_of(places) -> str:
 
 def unknown(seen) -> Known:
     """Return what an exception, or a line that looks like an error, says of itself."""
-    text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)
+    text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)[:MESSAGE]
     library = library_of(seen.trace.inner) if seen.trace else ""
     plain = "an error in the program" if seen.says == "exception" else "a line that looks like an error"
     what = f"an error that {library} raised" if library else plain
