@@ -44,7 +44,7 @@ from worker_jobs import signal_while_compiling
 from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 248, "train_ddp.py": 322, "job.py": 375}
+LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 247, "train_ddp.py": 321, "job.py": 375}
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
 OTHERS, ALL_LINES = 200, 2440  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out

@@ -126,11 +126,10 @@ def try_folder():
     """Return why no checkpoint could be written, or None."""
     if os.path.basename(NAME) in ("", ".", ".."):
         return f"checkpoints cannot be named {NAME!r}: say how their names begin, such as runs/mine"
-    trial = Path(f"{CHECKPOINT}-trying.tmp")
+    trial = Path(f"{CHECKPOINT}-trying.tmp")  # a folder, which nobody takes for a checkpoint
     try:
-        trial.parent.mkdir(parents=True, exist_ok=True)
-        trial.write_bytes(b"")
-        trial.unlink()
+        trial.mkdir(parents=True, exist_ok=True)
+        trial.rmdir()
     except OSError as error:
         return f"no checkpoint {CHECKPOINT}-*.pt can be written ({error})"
     return None
