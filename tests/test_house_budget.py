@@ -16,7 +16,7 @@ COURSE = [
     ("/settings", 3_250, "every setting said once and checked once"),
     ("/rungs /run.py /train.py", 3_900, "the strategies and their loop: model, optimizer, step"),
     ("/training", 9_000, "what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 9_550, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 9_650, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     (
         "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
@@ -37,7 +37,7 @@ COURSE = [
     ),
 ]
 TOOLS = [
-    ("/tools/same", 34_300, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
+    ("/tools/same", 35_150, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
         18_400,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
@@ -64,7 +64,7 @@ REST = [
     ),
 ]
 # How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
-FILES = {"course": (COURSE, 106), "tools": (TOOLS, 59)}
+FILES = {"course": (COURSE, 107), "tools": (TOOLS, 59)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]

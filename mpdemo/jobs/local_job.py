@@ -19,7 +19,8 @@ from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
-from mpdemo.world.processes import child_environment, children, is_running, start_time
+from mpdemo.world.family import children
+from mpdemo.world.processes import child_environment, is_running, start_time
 
 HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job

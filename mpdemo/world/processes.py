@@ -5,7 +5,6 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -16,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from mpdemo.errors import UserError
+from mpdemo.world.family import PRCTL
 
-PRCTL = ctypes.CDLL(None).prctl
 SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 PROCESS_MIB = 400  # of memory that one process with PyTorch takes
@@ -59,13 +58,6 @@ def start_time(pid) -> float | None:
 def is_running(pid, started) -> bool:
     """Whether the process of this number and start time still runs."""
     return started is not None and start_time(pid) == started
-
-
-def children(pid) -> list[int]:
-    """Return the processes directly below one; those further below us are adopted once their parent is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(number) for number in file.read().split()]
-    return []
 
 
 def handles(pid, number) -> bool:

@@ -5,7 +5,6 @@ on SIGTERM, at the time limit, or when its owner dies, which it sees by the end 
 or was forked for a job of a notebook (warm.py).
 """
 
-import contextlib
 import math
 import os
 import select
@@ -14,18 +13,12 @@ import socket
 import sys
 import time
 
-from mpdemo.world.processes import PRCTL, be_killed_with_parent, children, handles
+from mpdemo.world.family import PRCTL, adopt_orphans, end_children, reap, send
+from mpdemo.world.processes import be_killed_with_parent, handles
 
-NAME, ADOPT_ORPHANS = 15, 36  # PR_SET_NAME, PR_SET_CHILD_SUBREAPER
+NAME = 15  # PR_SET_NAME
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-
-
-def send(pids, number):
-    """Send a signal to processes that may be gone."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
 
 
 class Ranks:
@@ -55,11 +48,9 @@ class Ranks:
 
     def reap(self):
         """Collect ended children, the adopted ones too, and note the ranks' own statuses."""
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if pid in self.numbers:
-                    self.ended[self.numbers.index(pid)] = status if status >= 0 else 128 - status
+        for pid, status in reap().items():
+            if pid in self.numbers:
+                self.ended[self.numbers.index(pid)] = status if status >= 0 else 128 - status
 
     @property
     def living(self) -> list[int]:
@@ -140,12 +131,7 @@ def end_tree(job, ranks):
     while ranks.living and time.monotonic() < end:
         ranks.reap()
         time.sleep(0.02)
-    for _ in range(200):
-        ranks.reap()
-        if not (living := children(os.getpid()) or ranks.living):
-            return
-        send(living, signal.SIGKILL)
-        time.sleep(0.02)
+    end_children(ranks.living)
 
 
 def supervise(job) -> dict:
@@ -157,7 +143,7 @@ def supervise(job) -> dict:
     the job), ``limit`` (s), ``signal`` (as ``USR1@60``), ``ranks`` (the file of the processes' numbers) and ``quiet``
     (no line about a rank that failed).
     """
-    PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
+    adopt_orphans()
     terminations, warnings = [], []
     wake, woken = os.pipe()
     os.set_blocking(woken, False)

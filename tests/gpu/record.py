@@ -24,13 +24,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from mpdemo.options import Parser
 from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
+from mpdemo.world.family import adopt_orphans, end_children
 from mpdemo.world.gpus import named
-from mpdemo.world.processes import PRCTL, be_killed_with_parent, child_environment, clean_up_on_signals
-from mpdemo.world.supervisor import ADOPT_ORPHANS
+from mpdemo.world.processes import be_killed_with_parent, child_environment, clean_up_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 960  # for all parts together
@@ -194,23 +192,12 @@ def append(rows, path):
         file.writelines(json.dumps(each) + "\n" for each in rows)
 
 
-def end_children():
-    """Kill what a part left: its process, those below, and orphans, which this process adopts. For 10 s at most."""
-    for _ in range(100):
-        if not (found := psutil.Process().children(recursive=True)):
-            return
-        for process in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(found, timeout=0.1)
-
-
 def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
     """Run the parts one after the other and write the record to `out`; return whether all passed.
 
     `before` is a file with the rows of a part "tests" that ran before.
     """
-    PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
+    adopt_orphans()
     clean_up_on_signals()
     written = Record(out, facts, parts)
     for part in parts:

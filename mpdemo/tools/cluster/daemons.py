@@ -14,7 +14,8 @@ import psutil
 
 from mpdemo.errors import UserError
 from mpdemo.tools.cluster import isolation
-from mpdemo.world.processes import child_environment, children, end_processes, is_running, start_time
+from mpdemo.world.family import children
+from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
 
 CLUSTER_NAME = "throwaway"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")

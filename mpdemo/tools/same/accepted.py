@@ -4,10 +4,12 @@
 S201 = "DiLoCo: the ranks average their weights every 50 steps, by design"
 """
 
+import os
 import tomllib
 from pathlib import Path
 
-from mpdemo.errors import UserError, did_you_mean
+from mpdemo import foreign
+from mpdemo.errors import UserError, did_you_mean, one_line
 from mpdemo.tools.same.compare import TABLE
 
 NAME = "same.toml"
@@ -15,13 +17,11 @@ NAME = "same.toml"
 
 def reasons(script) -> dict:
     """Return why each code is accepted; refuse a file that doesn't say it."""
-    places = [place / NAME for place in (Path(script).parent, Path()) if (place / NAME).is_file()]
+    places = [place / NAME for place in (Path(script).parent, Path()) if os.path.lexists(place / NAME)]
     if not places:
         return {}
-    try:
-        data = tomllib.loads(places[0].read_text())
-    except ValueError as error:  # of TOML, or of the text's encoding
-        raise UserError(f"{places[0]}: {error}") from None
+    with foreign.faults(f"{places[0]} can't be read"), foreign.opened(places[0]) as file:
+        data = tomllib.loads(file.read(foreign.BLOCK).decode())
     found, codes = data.pop("accepted", None), [row["code"] for row in TABLE.values()]
     if data or not isinstance(found, dict):
         what = f"holds {', '.join(data)}" if data else "has no table [accepted]"
@@ -31,7 +31,7 @@ def reasons(script) -> dict:
             raise UserError(f"{places[0]}: {code!r} is the code of no finding{did_you_mean(code, codes)}")
         if not isinstance(reason, str) or not reason.strip():
             raise UserError(f'{places[0]}: {code} has no reason; write {code} = "why it is right here"')
-    return found
+    return {code: one_line(reason) for code, reason in found.items()}
 
 
 def set_aside(verdicts, reasons) -> list:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo import __version__
+from mpdemo import __version__, foreign
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
 from mpdemo.tools.same import accepted, resume
@@ -97,9 +97,19 @@ def checked(args) -> list:
     args.without = set(args.without.split(",")) - {""}
     if unknown := sorted(args.without - set(BY_NATURE)):
         raise UserError(f"--without {unknown[0]!r} is not allowed; allowed: {', '.join(BY_NATURE)}")
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        raise UserError(f"--json {args.json!r}: its folder does not exist; make it first")
+    if args.json:
+        with foreign.faults(f"--json {args.json!r} can't be written"):
+            try_to_write(Path(args.json))
     return counts
+
+
+def try_to_write(path):
+    """Raise `OSError` if a file can't be written, and leave everything as it was."""
+    if is_there := os.path.lexists(path):
+        foreign.opened(path).close()
+    path.open("a").close()
+    if not is_there:
+        path.unlink()
 
 
 def show(verdict):

@@ -14,6 +14,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.tools.same.worlds import World
 from mpdemo.tools.terminal import Progress
+from mpdemo.world import family
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
 IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes
@@ -43,7 +44,8 @@ class Watcher:
             kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
         (self.home / "tmp").mkdir()
         self.pipe, theirs = Pipe()
-        command = [self.args.python, "-m", "mpdemo_watcher.serve", str(theirs.fileno()), str(self.home)]
+        words = map(str, (theirs.fileno(), self.home, family.__file__))
+        command = [self.args.python, "-m", "mpdemo_watcher.serve", *words]
         place = {"env": kept, "cwd": Path(__file__).parent, "pass_fds": [theirs.fileno()], "start_new_session": True}
         try:
             with open(self.home / "errors", "w") as errors, theirs:
@@ -63,9 +65,7 @@ class Watcher:
     def __exit__(self, *_):
         if self.server:
             self.pipe.close()
-            try:
-                self.server.wait(10)
-            except subprocess.TimeoutExpired:
+            if self.ended() is None:
                 os.killpg(self.server.pid, signal.SIGKILL)
                 self.server.wait()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -82,8 +82,17 @@ class Watcher:
                     text = f"{doing}, {steps} steps" if notes else doing
                     progress(f"{text}, {time.monotonic() - start:.0f} s")
         if found is None:
+            if number := self.ended():
+                what = f"{signal.Signals(abs(number)).name} has ended the process that starts the ranks"
+                raise UserError(f"{what}: the script kills its parent, or the memory is full")
             raise UserError("the watcher gave no answer; try again")
         return found
+
+    def ended(self) -> int | None:
+        """Wait for the end of the server; return the signal that ended it, 0 without one, None if it runs on."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.server.wait(10)
+        return None
 
     def run(self, processes, without=(), stop=None, folder=None, epochs=2, **given) -> World:
         """Run the script once; a folder of an earlier run holds what that run wrote.

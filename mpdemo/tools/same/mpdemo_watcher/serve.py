@@ -1,15 +1,15 @@
 """Imports PyTorch once, and forks worlds of ranks from it: an order comes in by a pipe, an answer goes out.
 
-It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself.
+It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself. A process above it, of which
+a script knows nothing, ends what is left if a script kills the server.
 """
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
-import multiprocessing
 import os
 import platform
+import runpy
 import shutil
 import signal
 import socket
@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import torch
 
@@ -25,13 +26,16 @@ from .notes import has_ended
 
 GRACE = 10.0  # seconds for the other ranks when one has ended
 WHERE = signal.SIGRTMAX - 3  # asks a rank that hangs where it waits
+family = SimpleNamespace(**runpy.run_path(sys.argv[3]))  # of mpdemo, which may not be installed here
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-def forked(order, rank, port, owner):
-    """Be one rank, in a process group of its own: run the script, write into files of its own, and end."""
+def fork(order, rank, port, owner) -> int:
+    """Start one rank, in a process group of its own: it runs the script, writes into files of its own, and ends."""
+    if number := os.fork():
+        return number
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    family.PRCTL(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     owner.close()
     size = order["processes"]
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
@@ -65,40 +69,40 @@ def world(order, owner) -> dict:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    start = multiprocessing.get_context("fork").Process
-    ranks = [start(target=forked, args=(order, rank, port, owner)) for rank in range(order["processes"])]
-    for rank in ranks:
-        rank.start()
-    statuses, seen, heard, limit = {}, None, time.monotonic(), order["limit"]
+    ranks = [fork(order, rank, port, owner) for rank in range(order["processes"])]
+    ended, statuses, seen, heard, limit = {}, {}, None, time.monotonic(), order["limit"]
     while len(statuses) < len(ranks) and time.monotonic() < heard + (min(limit, GRACE) if statuses else limit):
-        statuses = {k: rank.exitcode for k, rank in enumerate(ranks) if rank.exitcode is not None}
+        ended |= family.reap()
+        statuses = {k: ended[rank] for k, rank in enumerate(ranks) if rank in ended}
         news = statuses, sum(os.stat(file).st_size for file in os.scandir(order["notes"]) if ".jsonl" in file.name)
         if news != seen:
             seen, heard = news, time.monotonic()
         if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
             break
-    for rank in ranks:
-        if rank.exitcode is None:
-            os.kill(rank.pid, WHERE)
-    time.sleep(0.0 if len(statuses) == len(ranks) else 0.3)
-    for rank in ranks:
-        with contextlib.suppress(OSError):
-            os.killpg(rank.pid, signal.SIGKILL)  # with what it has started
-        rank.kill()
-        rank.join()
+    living = [rank for rank in ranks if rank not in ended]
+    family.send(living, WHERE)
+    time.sleep(0.3 if living else 0.0)
+    family.end_children(living)  # with what they have started, and what those that have ended have left
     return {"how": "ended" if len(statuses) == len(ranks) else "silent", "statuses": statuses}
 
 
 def main():
     """Answer orders until the owner is gone, then remove the owner's folder."""
     owner = Connection(int(sys.argv[1]))
+    family.adopt_orphans()
+    if server := os.fork():
+        owner.close()
+        status = os.waitpid(server, 0)[1]
+        family.end_children()
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
+        os._exit(os.WTERMSIG(status))
+    family.adopt_orphans()
     torch.optim.SGD([torch.zeros(1)], 1.0)  # the first optimizer imports a second's worth of modules
     # texts, and of no class of PyTorch: the other side may have none
     owner.send({"torch": str(torch.__version__), "python": platform.python_version()})
     with contextlib.suppress(EOFError, OSError):
         while True:
             owner.send(world(owner.recv(), owner))
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
     os._exit(0)  # without the two seconds in which PyTorch takes itself down
 
 
