@@ -29,7 +29,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 7_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
-    ("/jobs", 19_000, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/jobs", 19_010, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
         13_950,
@@ -59,7 +59,7 @@ REST = [
     ),
     (
         "tests",
-        193_700,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        194_800,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

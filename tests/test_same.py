@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from torch.nn import functional
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.tools.same import NotTheSame, causes, command, resume, steps, verdict
-from mpdemo.tools.same.compare import TABLE
+from mpdemo.tools.same.compare import TABLE, Finding
 from mpdemo.tools.same.mpdemo_watcher import chance
 from mpdemo.tools.same.mpdemo_watcher.rows import rows_of
 from mpdemo.tools.same.watcher import Watcher
@@ -64,6 +65,16 @@ BY_NAME += '\n        safetensors.torch.save_file(tensors=state["model"], filena
 DIVIDED = ("args.batch_size // world //", "args.batch_size //")
 ONE_ORDER = LOADER.replace("=sampler", "=sampler if world > 1 else None, shuffle=world == 1")
 AUGMENT = ("def data():", AUGMENTED, "random_split(TensorDataset(x", "random_split(Augmented(x")
+BY_NUMPY = ("def data():", AUGMENTED.replace("torch.randn(8)", "np.random.randn(8).astype('f')"), *AUGMENT[2:])
+BY_NUMPY += ("import torch\n", "import numpy as np\nimport torch\n")
+CONTEXT = "\n    torch.distributed.device_mesh.init_device_mesh('cpu', (world,), mesh_dim_names=('cp',))"
+CONTEXT += "\n    part_of = lambda x: x.unflatten(1, (2, 4))[:, rank::world]"
+ALIKE = (SEED, "    torch.manual_seed(0)\n")
+ONE_SEED = ("torch.manual_seed(rank)", "torch.manual_seed(1)", "random.seed(rank)", "random.seed(1)")
+WHOLE = (
+    "time, noise = torch.rand(len(x), 1), torch.randn_like(x)",
+    "time, noise = torch.rand(64, 1)[rank::world], torch.randn(64, 20)[rank::world]",
+)
 MEAN = ('reduction="sum"', 'reduction="mean"', "model(**batch) / terms * dist.get_world_size()", "model(**batch)")
 UNUSED = (
     DDP,
@@ -114,6 +125,12 @@ ON_META = DDP + "\n    with torch.device('meta'):\n        Net()(torch.randn(2, 
 BY_HAND_TOO = STEP + "            with torch.no_grad():\n"
 BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
 RELU = "self.norm(self.inside(x)).relu()"
+ATTENTION = f"nn.functional.scaled_dot_product_attention(*[{RELU}[:, None]] * 3, dropout_p=0.5).flatten(1)"
+DROPPED = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.Dropout(0.5))")
+IN_SEQUENCE = (*ALIKE, RELU, f"nn.functional.dropout({RELU}, 0.5)", *DIVIDED, "Linear(8, 16)", "Linear(4, 16)")
+IN_SEQUENCE += ("model.module(x)", "model.module(x.unflatten(1, (2, 4)))")
+IN_SEQUENCE += (SAMPLER, SAMPLER.replace("train,", "train, 1, 0,") + CONTEXT)
+IN_SEQUENCE += (LOSS, LOSS.replace("model(x), y", "model(part_of(x)).flatten(0, 1), y.repeat_interleave(2 // world)"))
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
 BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
@@ -162,6 +179,10 @@ RIGHT = {
     "a VAE": ("random numbers in the model", "styles.py --style vae"),
     "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),
     "mixup": ("random numbers in the model or the loop", "styles.py --style mixup"),
+    "mixup, one seed": ("random numbers in the model or the loop", "styles.py --style mixup", *ONE_SEED),
+    "noise of the whole batch": ("", "styles.py --style diffusion", *ONE_SEED, *WHOLE),
+    "dropout, tensor parallel": ("", "sharded.py --how tensor", *DROPPED),
+    "dropout, context parallel": ("'dropout; switched off", "plain.py", *IN_SEQUENCE),
     "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
     "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
@@ -172,6 +193,9 @@ RIGHT = {
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
 }
 FAULTS = {
+    "same random numbers (dropout of attention)": ("plain.py", RELU, ATTENTION, *ALIKE),
+    "same random numbers (data)": ("plain.py", *AUGMENT, *ALIKE),
+    "same random numbers (data of workers, NumPy)": ("plain.py", *BY_NUMPY, *ALIKE, "part, ", "part, num_workers=2, "),
     "no sampler": ("plain.py", LOADER, "loader = DataLoader(train, part, shuffle=True)"),
     "no set_epoch": ("plain.py", "        sampler.set_epoch(epoch)\n", ""),
     "another order per rank": ("plain.py", SAMPLER, "sampler = DistributedSampler(train, seed=rank)"),
@@ -330,11 +354,8 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
 }
 ZOO = SCRIPTS / "zoo"
 BUGS = sorted(path.stem for path in ZOO.glob("*.py") if path.stem != "common")
-BUGS_BY_DAY = {"clip_gather", "late_adapter", "loss_times_ranks", "no_set_epoch", "tokens_per_rank"}
-NOT_YET = {  # public bugs that are missed, or found under another name
-    "same_dropout": "missed: equal random numbers in all ranks are no difference",
-    "same_noise": "missed: equal random numbers in all ranks are no difference",
-}
+BUGS_BY_DAY = {"clip_gather", "late_adapter", "loss_times_ranks", "no_set_epoch", "same_dropout", "same_noise"}
+BUGS_BY_DAY |= {"tokens_per_rank"}
 
 
 def each(cases):
@@ -342,11 +363,9 @@ def each(cases):
     return [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in cases]
 
 
-def bugs(**expected):
-    """Return the names of the public bugs, most for the night; some are expected to fail, with a reason."""
-    fails = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in expected.items()}
-    nights = {name: [pytest.mark.nightly] * (name not in BUGS_BY_DAY) for name in BUGS}
-    return [pytest.param(name, marks=fails.get(name, []) + nights[name]) for name in BUGS]
+def bugs():
+    """Return the names of the public bugs, most for the night."""
+    return [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BUGS_BY_DAY)) for name in BUGS]
 
 
 @pytest.fixture(scope="module")
@@ -469,7 +488,7 @@ def bug(watcher, tmp_path, monkeypatch):
     return found_in
 
 
-@pytest.mark.parametrize("name", bugs(**NOT_YET))
+@pytest.mark.parametrize("name", bugs())
 def test_a_public_bug_is_found_and_named(bug, name):
     names, _ = bug(name)
     assert names and re.search(named(name), names[0])
@@ -485,7 +504,7 @@ def test_a_public_bug_has_its_address_and_one_line():
     addresses = [ABOUT.match(text)[1] for text in texts]
     assert len(texts) >= 30 and len(set(addresses)) == len(texts)
     assert all(text.count("# fault\n") == 1 and len(text.splitlines()) <= 60 for text in texts)
-    assert NOT_YET.keys() | BUGS_BY_DAY <= set(BUGS)
+    assert set(BUGS) >= BUGS_BY_DAY
 
 
 SAVED = "            if stopped:\n" + WARNED
@@ -616,13 +635,16 @@ def test_what_is_accepted_is_printed_with_its_reason_and_does_not_fail(shared, c
     assert "Accepted (S402): one loss is enough" in said and "accepts S501, which is not found any more" in said
 
 
+PIPE = "a pipe"
 NOT_ACCEPTED = {  # same.toml: what the line says
     "[accepted]\nS999 = 'x'": "'S999' is the code of no finding",
     "[accepted]\nS402 = ' '": "S402 has no reason",
     "[accepted]\nS402 = 1": "S402 has no reason",
     "S402 = 'x'": r"holds S402; allowed: \[accepted\]",
     "": "has no table",
-    "[accepted": "same.toml: Expected",
+    "[accepted": r"same.toml can't be read \(TOMLDecodeError: Expected",
+    PIPE: "it is no regular file",
+    "x = " + "[" * 10_000: r"same.toml can't be read \(RecursionError",
 }
 
 
@@ -630,7 +652,7 @@ NOT_ACCEPTED = {  # same.toml: what the line says
 def test_a_bad_file_of_what_is_accepted_is_one_line_before_the_script_starts(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("open('started', 'w')")
-    Path("same.toml").write_text(text)
+    os.mkfifo("same.toml") if text == PIPE else Path("same.toml").write_text(text)
     with pytest.raises(UserError, match=NOT_ACCEPTED[text]) as refusal:
         command.main(parsed("train.py"))
     assert "\n" not in str(refusal.value) and not Path("started").exists()
@@ -739,9 +761,10 @@ DRAWS = [  # numbers from 3 to 10
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
     def drawn(rows):
+        monkeypatch.setitem(chance.ORDER, "without", ["draws"])
         monkeypatch.setattr(chance.now, "batch", rows)
         monkeypatch.setattr(chance.now, "draws", 0)
-        with chance.ByRow():
+        with chance.Draws():
             return draw().tolist()
 
     assert drawn(["a", "b", "c", "d"]) == drawn(["d", "c", "b", "a"])[::-1]
@@ -749,8 +772,9 @@ def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
 
 
 def test_weights_that_are_made_between_two_batches_are_drawn_by_no_row(monkeypatch):
+    monkeypatch.setitem(chance.ORDER, "without", ["draws"])
     monkeypatch.setattr(chance.now, "batch", ["a", "b", "c", "d"])
-    with chance.ByRow():
+    with chance.Draws():
         assert torch.nn.init.uniform_(torch.empty(4), 3, 10).min() >= 3
 
 
@@ -780,12 +804,15 @@ def state(folder) -> dict:
 BAD = {  # arguments: what the line says
     "": "no script given",
     "-- nothing.py": "script 'nothing.py' is no file",
+    "-- /dev/null": "script '/dev/null' is no file",
     "--processes 1 -- train.py": "two numbers or more",
     "--processes 1,x -- train.py": "two numbers or more",
     "--processes 1,3 -- train.py": r"this machine has 2 GPU\(s\); give --device cpu, or 2 or less",
     "--processes 1,999 --device cpu -- train.py": "this machine has .* core",
     "--without drop -- train.py": "allowed: dropout, batchnorm, augmentation, draws",
-    "--json no/folder.json -- train.py": "its folder does not exist",
+    "--json no/folder.json -- train.py": r"--json 'no/folder.json' can't be written \(No such file",
+    "--json . -- train.py": r"can't be written \(it is no regular file",
+    "--json /proc/version -- train.py": r"can't be written \(",
     "--python nothing -- train.py": "--python nothing: no such program",
     "--python /bin/true -- train.py": "does not load PyTorch",
 }
@@ -850,19 +877,50 @@ def test_a_script_that_does_not_train_is_refused_in_one_line(watcher, tmp_path, 
 
 
 def test_a_command_that_is_killed_leaves_no_process(tmp_path):
-    """The watcher ends with its owner, and the ranks with it."""
+    """Two ranks, their server and the process above it end with their owner."""
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)")
     started = subprocess.Popen([sys.executable, "-m", "mpdemo", "same", "--", str(script)], cwd=root())
     family = []
     end = time.monotonic() + 60
-    while len(family) < 3 and time.monotonic() < end:
+    while len(family) < 4 and time.monotonic() < end:
         family = psutil.Process(started.pid).children(recursive=True)
         time.sleep(0.1)
     started.kill()
     started.wait()
-    assert len(family) == 3
+    assert len(family) == 4
     assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+LEAVES = """import os, subprocess
+subprocess.Popen(["sleep", "SECONDS"], start_new_session=True)
+"""
+
+
+def sleeping(seconds) -> list:
+    """Return the processes that sleep so long."""
+    return [process for process in psutil.process_iter(["cmdline"]) if seconds in (process.info["cmdline"] or [])]
+
+
+def test_a_process_that_a_script_detaches_is_ended_before_the_next_run(watcher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(LEAVES.replace("SECONDS", "97531") + ALONE)
+    watcher.aim(arguments("train.py"))
+    assert len(watcher.run_new(1).steps) == 3 and not sleeping("97531")
+
+
+def test_a_script_that_kills_its_parent_is_told_so_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(LEAVES.replace("SECONDS", "97532") + "os.kill(os.getppid(), 9)")
+    with pytest.raises(UserError, match="SIGKILL has ended the process that starts the ranks: the script kills"):
+        command.main(parsed("train.py"))
+    assert not sleeping("97532")
+
+
+def test_what_a_script_prints_is_cleaned_where_it_is_told():
+    finding = Finding("fails with several", "\x1b[2Jbad\x1b]0;x\x07\u202e\nline", "a\x1b[31m.py:3")
+    assert str(finding).startswith("  fails with several: bad") and "Line: a.py:3" in str(finding)
+    assert not re.search(r"[\x1b\x07\u202e]", str(finding))
 
 
 def test_ranks_that_share_one_model_sum_no_gradients():

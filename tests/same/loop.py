@@ -72,5 +72,6 @@ if __name__ == "__main__":
         num_workers=1,
     )
     model = DistributedDataParallel(Model())
+    torch.manual_seed(1 + dist.get_rank())
     train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), Callback())
     dist.barrier()

@@ -22,7 +22,6 @@ chance = torch.Generator().manual_seed(7)
 x = torch.randn(512, 20, generator=chance)
 tokens = torch.randint(50, (3000,), generator=chance)
 data = TensorDataset(x, (x @ torch.randn(20, 4, generator=chance)).argmax(1))
-seed = rank if style in ("windows", "mixup", "diffusion") else 0
 
 
 class DropPath(nn.Module):
@@ -88,8 +87,8 @@ layers = nn.Linear(21 if style == "diffusion" else 20, 32), nn.Tanh(), nn.Linear
 net = nn.Sequential(*layers[:2], DropPath(), layers[2]) if style == "droppath" else nn.Sequential(*layers)
 net = {"windows": Words, "vae": Autoencoder}.get(style, lambda: net)()
 model = DistributedDataParallel(net)
-torch.manual_seed(seed)
-random.seed(seed)
+torch.manual_seed(rank)
+random.seed(rank)
 if style == "zero":
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
 else:

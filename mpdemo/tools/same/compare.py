@@ -1,10 +1,13 @@
 """What can be found, and what is wrong with data, model, messages, files and log of several ranks."""
 
+import itertools
 import math
 import tomllib
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from mpdemo.errors import one_line
 
 DATA = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
 TABLE, BY_NATURE, GIVEN, VERDICTS = (DATA[name] for name in ("found", "by nature", "given", "verdicts"))
@@ -25,11 +28,12 @@ class Finding:
         return TABLE[self.name].get(mark, False)
 
     def record(self) -> dict:
-        """Return it for the JSON file."""
-        return asdict(self) | TABLE[self.name]
+        """Return it for the JSON file; a script may print anything, and files may have any name."""
+        return {name: one_line(text) for name, text in asdict(self).items()} | TABLE[self.name]
 
     def __str__(self):
-        record = self.record() | {"line": f"\n    Line: {self.where}" if self.where else ""}
+        record = self.record()
+        record["line"] = f"\n    Line: {record['where']}" * bool(self.where)
         return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {section})".format(**record)
 
 
@@ -223,6 +227,23 @@ def stands_still(world) -> bool:
 def in_all(lists) -> dict:
     """Return what all of some lists hold, in order."""
     return {name: None for name in lists[0] if all(name in of_rank for of_rank in lists)} if lists else {}
+
+
+def of_chance(one, many, kind) -> Finding | bool:
+    """Return what ranks with other rows draw alike, or whether each was seen to draw its own.
+
+    What belongs to no row, such as the number of a layer that is left out, one process draws as often as each rank.
+    """
+    (_, alone), *drawn = (rank.drawn(kind) for rank in (one.ranks[0], *many.replicas))
+    apart = len(drawn) > 1
+    for (a, (states, sizes)), (b, (others, _)) in itertools.combinations(enumerate(drawn), 2):
+        alike = [line for line in states if states[line] & others.get(line, set())]
+        apart &= bool(states and others) and not alike
+        by_row = [line for line in alike if alone[line] >= 1.5 * sizes[line]]
+        if by_row and many.steps and many.rows[0][a] != many.rows[0][b]:
+            what = f"{BY_NATURE[kind]}: rank {a} and rank {b} draw the same for different rows ({shown(by_row)})"
+            return Finding("same random numbers", what, many.replicas[a].names("seeded at")[-1] or by_row[0])
+    return apart
 
 
 def of_messages(many):

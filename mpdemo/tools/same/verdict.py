@@ -2,6 +2,7 @@
 
 import statistics
 
+from mpdemo.errors import one_line
 from mpdemo.tools.same import compare, held, steps
 from mpdemo.tools.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, of_log, unequal
 from mpdemo.tools.same.failures import of_failure
@@ -134,6 +135,7 @@ def verdict(watcher, one, many) -> dict:
     """Compare two worlds; what differs by nature is switched off on a second try."""
     found = Comparison(watcher, one, many, watcher.args.without)
     chance, notes = chance_of(one, many) - found.without, []
+    drawn = {name: compare.of_chance(one, many, name) for name in sorted(chance)}
     serious = any(not (f.has("chance") or f.has("beside") or f.has("note")) for f in found.findings)
     differs = not found.compared or any(finding.has("chance") for finding in found.findings)
     if chance and differs and not serious and not found.reason:
@@ -141,14 +143,15 @@ def verdict(watcher, one, many) -> dict:
         one, many = (watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes))
         found = Comparison(watcher, one, many, without)
         chance -= {"draws"} - chance_of(one, many)  # they were those of dropout
-        notes = [f"{BY_NATURE[name]}; switched off for the comparison" for name in sorted(chance)]
+        own = {name: ": each rank draws its own" * (drawn[name] is True) for name in sorted(chance)}
+        notes = [f"{BY_NATURE[name]}{own[name]}; switched off for the comparison" for name in own]
+    found.findings += [alike for alike in drawn.values() if isinstance(alike, Finding)]
     return judged(found, notes, watcher.args.strict)
 
 
 def chance_of(one, many) -> set:
     """Return what random numbers were seen for, as --without names it."""
-    names = one.names("chance") | many.names("chance")
-    return {"draws" if name in ("forward", "loop") else name for name in names}
+    return one.names("chance") | many.names("chance")
 
 
 def judged(found, notes, strict) -> dict:
@@ -170,7 +173,7 @@ def judged(found, notes, strict) -> dict:
     if kind != "not the same" and (left := not_examined(one, many)):
         notes.append(f"not examined: {left}")
     record = {"processes": many.processes, "verdict": kind, "said": said, "findings": findings, "harmless": harmless}
-    return record | {"notes": notes, "table": table(one, many)}
+    return record | {"notes": [*map(one_line, notes)], "table": table(one, many)}
 
 
 def not_examined(one, many) -> str:

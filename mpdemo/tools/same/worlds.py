@@ -39,6 +39,14 @@ class Rank:
         """Return the passes over the data of a loader."""
         return [note for note in self.of("pass") if note["loader"] == loader]
 
+    def drawn(self, kind) -> tuple:
+        """Return from which states the first step has drawn random numbers of a kind, and how many, by line."""
+        states, sizes = {}, Counter()
+        for note in (note for note in self.of("drawn") if note["name"] == kind):
+            states.setdefault(note["where"], set()).add(note["state"])
+            sizes[note["where"]] += note["size"]
+        return states, sizes
+
     def waits(self, folder) -> tuple:
         """Return in which function of PyTorch a rank waits, and in which line of the script."""
         frames = FRAME.findall(self.stack)

@@ -1,11 +1,15 @@
 """What differs by nature between worlds: random numbers, and batch norm. Notes it, or switches it off for a second try.
 
-Switched off, a row's random numbers come from the row itself: it gets the same ones on one process and on any rank of
-several.
+Of random numbers it also notes the generator's state before they are drawn: ranks with equal states draw equal numbers,
+which is right for equal rows only. Switched off, a row's random numbers come from the row itself: it gets the same ones
+on one process and on any rank of several.
 """
 
+import functools
 import inspect
 import random
+import re
+import sys
 
 import torch
 
@@ -16,7 +20,8 @@ except ImportError:  # the reader's environment has none
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from .notes import ORDER, note_once, now
+from . import private_torch, where
+from .notes import ORDER, before, note, note_once, now
 
 DROPOUT = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 # Function -> what it draws by chance, and the argument that switches it off.
@@ -32,8 +37,8 @@ def watch():
     """Note dropout and batch norm, and take what is drawn for each row from the row where that is asked for."""
     for name, switch in SWITCHES.items():  # PyTorch's own modules call them by these names, too
         setattr(functional, name, switched(getattr(functional, name), *switch))
-    if "draws" in ORDER["without"]:
-        ByRow().__enter__()  # to the end of this thread
+    before(torch, "manual_seed", lambda *_, **__: note_once("seeded at", where.here()))
+    Draws().__enter__()  # to the end of this thread
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -45,6 +50,7 @@ def switched(function, kind, argument):
     signature = inspect.signature(function if inspect.isfunction(function) else attention)
     default = signature.parameters[argument].default
 
+    @functools.wraps(function)
     def watched(*args, **options):
         given = signature.bind(*args, **options).arguments
         if given.get(argument, default) and given.get("p", 0.5) > 0:
@@ -65,22 +71,30 @@ def seed(number):
         one_of(number)
 
 
+def of_torch(generator=None) -> list:
+    """Return the state of a generator, or those of PyTorch's own ones."""
+    if generator is not None:
+        return [generator.get_state()]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def others() -> list:
+    """Return the states of Python's and NumPy's random numbers."""
+    parts = numpy.random.get_state() if numpy else ()
+    return [random.getstate(), [part.tolist() if hasattr(part, "tolist") else part for part in parts]]
+
+
 def states() -> list:
     """Return the states of the random numbers that scripts draw from."""
-    state = [torch.get_rng_state().tolist(), random.getstate()]
-    if numpy:
-        state.append([part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()])
-    if torch.cuda.is_initialized():
-        state.append(torch.cuda.get_rng_state().tolist())
-    return state
+    return others() + [state.tolist() for state in of_torch()]
 
 
 def restore(state):
     """Set the states that data sets draw from."""
-    torch.set_rng_state(torch.tensor(state[0], dtype=torch.uint8))
-    random.setstate(state[1])
+    random.setstate(state[0])
     if numpy:
-        numpy.random.set_state(state[2])
+        numpy.random.set_state(state[1])
+    torch.set_rng_state(torch.tensor(state[2], dtype=torch.uint8))
 
 
 def look():
@@ -88,20 +102,40 @@ def look():
     now.states = states() if now.steps < WATCHED else None
 
 
-def drawn(where):
+def drawn():
     """Note that random numbers were drawn since the last look."""
     if now.states and now.steps < WATCHED and now.states != states():
-        note_once("chance", where)
+        note_once("chance", "draws")
     now.states = None
 
 
-class ByRow(TorchFunctionMode):
-    """Takes what is drawn for each row of the batch from the row itself, and leaves the rows in their order."""
+def note_drawn(kind, state, size):
+    """Note what was drawn from a state; hashes of texts are equal in forked processes."""
+    note("drawn", name=kind, state=hash(str(state)), size=size, where=where.here())
+
+
+class Draws(TorchFunctionMode):
+    """Notes what the first step draws; switched off, takes what is drawn for each row of the batch from the row itself.
+
+    The rows are then left in their order.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        off = "draws" in ORDER["without"]
+        if sys._getframe(1).f_code.co_name == "random_vectors":  # of our own sketches
+            return function(*args, **kwargs)
+        looks = now.states and not now.steps and not off and name != "randperm"  # the rows stay, in some order
+        old = of_torch(kwargs.get("generator")) if looks else []
         found = function(*args, **kwargs)
         if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
+            return found
+        for state, new in zip(old, of_torch(kwargs.get("generator")) if looks else [], strict=True):
+            if not torch.equal(state, new):
+                kind = "dropout" if re.search("dropout|attention", name) else now.drawing
+                size = sum(leaf.numel() for leaf in private_torch.tree_leaves(found) if isinstance(leaf, torch.Tensor))
+                note_drawn(kind, state.tolist(), size)
+        if not off:
             return found
         rows = now.row if now.depth else now.batch
         if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided

@@ -16,7 +16,7 @@ from .rows import rows_of
 MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
 QUICK = 6.0  # seconds in which a world may look at more epochs
-loaders, datasets, passes = [], {}, collections.Counter()
+loaders, datasets, fetchers, passes = [], {}, set(), collections.Counter()
 lines = {}  # by id of a loader: where it was made
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
 taken = collections.Counter()  # batches of each pass over a loader
@@ -137,9 +137,9 @@ def fetch(function, off):
     """Note that a batch's samples are drawn by chance; switched off, a sample's number is its seed."""
 
     def watched(fetcher, index):
-        before = chance.states()
+        before, now.states = chance.states(), None
         if not off or not fetcher.auto_collation:
-            batch = function(fetcher, index)
+            batch = noted_fetch(function, fetcher, index)
             if chance.states() != before:
                 note_once("chance", "augmentation")
             return batch
@@ -151,3 +151,23 @@ def fetch(function, off):
         return fetcher.collate_fn(data)
 
     return watched
+
+
+def noted_fetch(function, fetcher, index):
+    """Fetch a batch; of the first one of each process note from which states its samples, not the batch, are drawn."""
+    if now.steps or fetcher in fetchers:
+        return function(fetcher, index)
+    fetchers.add(fetcher)
+    collate, before = fetcher.collate_fn, chance.others()
+
+    def collated(data):
+        if (after := chance.others()) != before:
+            chance.note_drawn("augmentation", (before, after), 0)  # both: a sample may have a seed of its own
+        return collate(data)
+
+    fetcher.collate_fn = collated
+    now.update(drawing="augmentation", states=before)
+    batch = function(fetcher, index)
+    now.update(drawing="draws", states=None)
+    fetcher.collate_fn = collate
+    return batch

@@ -100,7 +100,7 @@ def arranged(_, mesh_shape, *, mesh_dim_names=None, **__):
     ranks = torch.arange(math.prod(mesh_shape)).view(*mesh_shape)
     for dim, name in enumerate(mesh_dim_names or ()):
         if name in SHARING and mesh_shape[dim] > 1:
-            lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+            lines = ranks.movedim(dim, -1).reshape(-1, mesh_shape[dim]).tolist()
             note_once("shares", next((tuple(line) for line in lines if ORDER["rank"] in line), ()))
 
 

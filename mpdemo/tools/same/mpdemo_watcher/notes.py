@@ -32,6 +32,7 @@ class Now:
     terms: int = 0
     states: Any = None  # of the random numbers, to see whether one is drawn
     draws: int = 0
+    drawing: str = "draws"  # what random numbers are for, as --without names it
     weights: dict = field(default_factory=dict)
     gradients: dict = field(default_factory=dict)
     largest: dict = field(default_factory=dict)

@@ -94,7 +94,7 @@ def watch():
         if not now.depth:
             remember(module, output)
         if outermost:
-            chance.drawn("forward")
+            chance.drawn()
             now.row = []
             if now.loaded:
                 chance.look()
@@ -109,7 +109,7 @@ def enter(module, args, options):
     """Note the rows of an outermost call, or give it those of a replay."""
     for action in begin:
         action()
-    chance.drawn("loop")
+    chance.drawn()
     if id(module) not in models:
         meet(module)
     number = models[id(module)][0]
