@@ -29,7 +29,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 7_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
-    ("/jobs", 19_010, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/jobs", 19_300, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
         13_950,

@@ -56,7 +56,7 @@ def sample(tree, choose) -> list:
 
 
 def texts(expression, rounds, length) -> set:
-    """Return long texts of what an expression is looking for: the beginning of a match, then a part of it again and again."""
+    """Return long texts of what an expression looks for: the beginning of a match, then a part of it many times."""
     choose, found = random.Random(0).choice, set()
     for _ in range(rounds):
         pieces = sample(parser.parse(expression), choose)

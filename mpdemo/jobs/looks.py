@@ -14,7 +14,8 @@ TIME = (
     r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
 )
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
-    r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]{0,99}?pid=[^()]{0,99}\) ?|\[pod/[^\s\]]+\] ?|[\w.-]{1,99} +\| ?"
+    r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|"
+    r"\(\w[^()]{0,99}?pid=[^()]{0,99}\) ?|\[pod/[^\s\]]+\] ?|[\w.-]{1,99} +\| ?"
 )
 LINE, TEXT = 2**16, 2**12  # bytes of a line that are looked at, and characters of what it says; then its end
 DEEP = 3  # JSON in the JSON of a container
@@ -61,7 +62,8 @@ EXITED = re.compile(
 )
 
 STEP = re.compile(
-    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b\W*\d(?!.{0,200}\bfailed with)|"
+    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b"
+    r"\W*\d(?!.{0,200}\bfailed with)|"
     r"it/s|s/it|(?:images|samples|tokens|tok)/s|\bsav(?:ed|ing)\b.{0,200}\bcheckpoint|\bcheckpoint\b.{0,200}\bsaved\b",
     re.I,
 )
