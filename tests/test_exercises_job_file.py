@@ -88,7 +88,7 @@ LAST_LINES = [  # of a batch script that requeues its job: what is changed, and 
     ('[ "$(newest)" != "$before" ]', "true", NOTHING_NEW),
     ('!= "$before" ]', '!= "" ]', NOTHING_NEW),
     ('[ "${SLURM_RESTART_COUNT:-0}" -lt 50 ]', "true", TOO_OFTEN),
-    ("sort -V", "sort", "the newest to it? It says: it has saved nothing new"),
+    ("sort -V | tail", "sort | tail", "the newest to it? It says: it has saved nothing new"),
 ]
 
 

@@ -85,7 +85,7 @@ def comes_back(path, to_script, name, saves, restarts=0) -> tuple:
             (stand_ins / command).write_text(text)
             (stand_ins / command).chmod(0o755)
         environment = child_environment() | JOB | {"STAND_INS": str(stand_ins), "SLURM_SUBMIT_DIR": folder}
-        environment |= {"PATH": f"{stand_ins}:{os.environ['PATH']}", "SAVES": name.format(saves) if saves else ""}
+        environment |= {"PATH": f"{stand_ins}:{environment['PATH']}", "SAVES": name.format(saves) if saves else ""}
         environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
         with Path(folder, "log").open("w") as log:
             words = {"cwd": folder, "env": environment, "start_new_session": True, "stdout": log, "stderr": log}
