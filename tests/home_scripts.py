@@ -205,7 +205,7 @@ class Training:
     def saved(self, name) -> list:
         """Return the complete checkpoints of a name, the oldest first."""
         found = [*self.folder.glob(f"{name}-*.pt"), *(file.parent for file in self.folder.glob(f"{name}-*/.metadata"))]
-        return sorted(found, key=steps_of)
+        return sorted((path for path in found if path.suffix != ".damaged"), key=steps_of)
 
     def steps(self, name) -> list:
         """Return after how many steps the checkpoints of a name were written."""
