@@ -50,7 +50,7 @@ def printable(text) -> str:
 
 
 def text_of(value, what) -> str:
-    """Return a text or a path that a user gave, as text; `UserError` for anything else: `what` is no such thing."""
+    """Return a text or a path that a user gave, as text; `UserError` for anything else: `what` it should be."""
     if not isinstance(value, str | os.PathLike):
         raise UserError(f"{what} is a text; not {QUOTED.repr(value)}")
     return os.fspath(value)

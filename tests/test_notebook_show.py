@@ -41,7 +41,7 @@ def test_docstrings_can_be_left_out():
 @pytest.mark.parametrize(
     ("words", "lines", "parts"),
     [
-        (["models/block.py"], None, ["no such file: models/block.py"]),
+        (["models/block.py"], None, ["no such file: 'models/block.py'"]),
         (["errors.py", "UserErr"], None, ["no 'UserErr' in mpdemo/errors.py", "UserError"]),
         (["errors.py"], ["no such line"], ["no line with 'no such line' in mpdemo/errors.py"]),
         (["errors.py"], ["import", "no such"], ["no line with 'no such' in mpdemo/errors.py"]),
