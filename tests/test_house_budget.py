@@ -28,7 +28,7 @@ COURSE = [
         4_700,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
-    ("/predict", 7_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
+    ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
     ("/jobs", 19_300, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
@@ -40,7 +40,7 @@ TOOLS = [
     ("/tools/same", 35_150, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
-        18_400,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
+        20_350,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
         "what fits: any model on fake tensors, and every strategy",
     ),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
@@ -54,7 +54,7 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        68_400,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        68_650,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
     (
@@ -64,7 +64,7 @@ REST = [
     ),
 ]
 # How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
-FILES = {"course": (COURSE, 107), "tools": (TOOLS, 59)}
+FILES = {"course": (COURSE, 102), "tools": (TOOLS, 64)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -9,12 +9,12 @@ import pytest
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.predict.efficiency import AT_BEST
-from mpdemo.predict.footprint import MIB, RESERVE
 from mpdemo.tools.plan import own
+from mpdemo.tools.plan.efficiency import AT_BEST
 from mpdemo.tools.plan.loading import of_course
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import BOTH, PlanRequest
+from mpdemo.tools.plan.roof import MIB, RESERVE
 from mpdemo.tools.plan.strategies import LORA, NOTHING, PEAKS, RUNS, as_rows, compare, recommended, table
 
 
@@ -113,8 +113,8 @@ def test_two_measured_gpus_are_met_within_two_percent():
     All parts are in flight, as in GPipe. Two identical runs there reported 8224 and 8219 MiB, while the tensors of a
     step are the same in every run: what differs is the workspace that cuDNN chooses for its convolutions.
     """
-    from mpdemo.predict.footprint import roof
     from mpdemo.tools.plan import own_scaling
+    from mpdemo.tools.plan.roof import roof
 
     images = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
     model = OwnModel("resnet101", (3, 224, 224), function=partial(of_course, "resnet101", **images))

@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mpdemo.models.private_torch import FakeTensors, backward
 from mpdemo.predict.counting import LiveMemory
-from mpdemo.predict.footprint import STATES
-from mpdemo.predict.meter import Kernels
 from mpdemo.tools.plan.gpu_operations import OnGpu
+from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.request import NotPlanned
+from mpdemo.tools.plan.roof import STATES
 
 CALLS = {
     "linear": lambda x: functional.linear(x, x),

@@ -6,17 +6,15 @@ from functools import partial
 import pytest
 import torch
 
-from mpdemo import models
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
-from mpdemo.predict.counting import LiveMemory, peak_of_a_step, rounded
-from mpdemo.predict.footprint import MIB, ModelSpec, footprints, roof
-from mpdemo.predict.planner import SplitRequest, evaluate, stage_slices
+from mpdemo.predict.counting import LiveMemory, peak_of_a_step
 from mpdemo.settings import Settings
-from mpdemo.tools.plan import own, own_scaling
+from mpdemo.tools.plan import own
 from mpdemo.tools.plan.loading import of_course
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.roof import MIB
 from mpdemo.world.env import World
 
 IMAGES = {"channels": 3, "image_size": 64, "classes": 10, "norm": "batch"}
@@ -55,18 +53,6 @@ def test_a_plan_for_one_device_is_what_a_step_on_it_counts():
         assert planned == pytest.approx(sum(peak), rel=0.05), (parts, checkpointing)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
-def test_the_sum_over_blocks_is_near_the_plan_of_stages(schedule):
-    request = SplitRequest(ModelSpec("resnet18", 64, 10), 32, 2, "v100")
-    model = OwnModel("resnet18", (3, 64, 64), function=partial(of_course, "resnet18", **IMAGES))
-    plan = PlanRequest(model, 32, devices=2, optimizer="sgd")
-    chain = own_scaling.chain(own.steps_of(plan, 4, held=True), 4, roof("v100"))
-    in_flight = [2, 1] if schedule == "1F1B" else [8, 8]
-    received = [8 * chain[4].crossing] * 2
-    found = own.stage_peaks(plan, chain, stage_slices([5], len(chain)), in_flight, received)
-    assert evaluate(request, schedule, 8, [5]).peaks == pytest.approx(found, rel=0.15)
-
-
 def test_a_plan_leaves_nothing_behind():
     model = OwnModel("convnet", (3, 64, 64), function=partial(of_course, "convnet", **IMAGES))
     own.sharded(PlanRequest(model, 8, devices=2))
@@ -82,12 +68,3 @@ def test_memory_is_counted_inside_another_count_and_storages_are_resized_as_befo
         tensor.untyped_storage().resize_(8192)
     assert inner.peak() == 4096 and inner.live["cpu"] == 0 and outer.live["cpu"] == 8192
     assert torch.UntypedStorage.__dict__.get("resize_") is own
-
-
-def test_footprints_count_every_parameter_once():
-    whole = models.build("resnet50", classes=1000, channels=3, image_size=224)
-    blocks = footprints(ModelSpec("resnet50"))
-    assert [block.name for block in blocks] == whole.names
-    assert sum(block.gradients for block in blocks) == sum(rounded(p.nbytes) for p in whole.parameters())
-    assert blocks[0].input == 3 * 224 * 224 * 4
-    assert all(a.output == b.input for a, b in zip(blocks, blocks[1:], strict=False))

@@ -11,12 +11,12 @@ from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.predict.efficiency import AT_BEST
-from mpdemo.predict.footprint import RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
+from mpdemo.tools.plan.efficiency import AT_BEST
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import ALL, BOTH, OFFLOAD, SELECTIVE, NotPlanned, PlanRequest
+from mpdemo.tools.plan.roof import RESERVE
 from mpdemo.tools.plan.strategies import as_rows, compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note

@@ -10,10 +10,10 @@ from gpu.record import read_rows
 from project import root
 from worlds import run_worlds, written
 
-from mpdemo.predict.footprint import roof
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.roof import roof
 
 FILE = f"{root()}/tests/programs/llama.py"
 LENGTH = 256

@@ -17,7 +17,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from mpdemo.errors import UserError
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.paths import root
-from mpdemo.predict.efficiency import (
+from mpdemo.tools.plan import own
+from mpdemo.tools.plan.command import PlanOptions, answer
+from mpdemo.tools.plan.efficiency import (
     AT_BEST,
     ATTENTION,
     COMPILED,
@@ -29,13 +31,11 @@ from mpdemo.predict.efficiency import (
     PRODUCT,
     Efficiency,
 )
-from mpdemo.predict.footprint import kernel_seconds, roof
-from mpdemo.predict.meter import Kernels
-from mpdemo.tools.plan import own
-from mpdemo.tools.plan.command import PlanOptions, answer
+from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.records import efficiency_of
 from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.roof import kernel_seconds, roof
 
 RECORD = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
 DEVICE = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}

@@ -4,16 +4,17 @@ The unit of time is the forward pass of one microbatch on one rank, however many
 cut into; so all schedules do the same work.
 """
 
+from functools import partial
+
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.notebook.plots.timeline import in_milliseconds
-from mpdemo.predict import planner, simulate, usual_stages_per_rank
-from mpdemo.predict.footprint import ModelSpec
+from mpdemo.predict import simulate, usual_stages_per_rank
 from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
-from mpdemo.world.gpus import GPUS
 
 __all__ = ["best_split", "curves", "order", "schedule", "timelines"]
+IMAGES = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
 
 
 def schedule(name, ranks, microbatches):
@@ -33,12 +34,26 @@ def order(operations):
 
 
 def best_split(model, usual, gpu, batch, microbatches):
-    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
-    request = planner.SplitRequest(ModelSpec(model), batch, 2, gpu, GPUS[gpu].memory, "momentum")
-    names, panels = block_names(model), {}
-    given = planner.evaluate(request, "1F1B", microbatches, resolve_cut(names, usual, 2))
-    for found in (given, planner.best_split(request, "1F1B", microbatches)):
-        panels[title := f"split before {names[found.points[0]]}"] = in_milliseconds(found.simulation.events)
-        peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
-        print(f"{title}: a planned step of {found.step_time / given.step_time:.2f}, peak memory {peaks}")
+    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the stages take equally long."""
+    from mpdemo.tools.plan import own, own_scaling
+    from mpdemo.tools.plan.loading import of_course
+    from mpdemo.tools.plan.own_model import OwnModel
+    from mpdemo.tools.plan.request import PlanRequest
+    from mpdemo.tools.plan.split import balanced_cut, stage_slices
+
+    whole = OwnModel(model, (3, 224, 224), function=partial(of_course, model, **IMAGES))
+    request = PlanRequest(whole, batch, devices=2, gpu=gpu, optimizer="momentum")
+    size, names = batch // microbatches, block_names(model)
+    blocks = own_scaling.chain(own.steps_of(request, size, held=True), size, request.roof)
+    panels, steps = {}, []
+    for points in (resolve_cut(names, usual, 2), balanced_cut([block.seconds for block in blocks], 2)):
+        slices, crosses = stage_slices(points, len(blocks)), blocks[points[0] - 1].crossing
+        seconds = [sum(block.seconds for block in blocks[start:stop]) for start, stop in slices]
+        forward, backward = ([part * time / 3 for time in seconds] for part in (1, 2))  # as for products
+        step = simulate("1F1B", forward, backward, microbatches, 2, communication=crosses / request.link(1))
+        peaks = own.stage_peaks(request, blocks, slices, [2, 1], [microbatches * crosses] * 2)
+        steps.append(step.step_time)
+        panels[title := f"split before {names[points[0]]}"] = in_milliseconds(step.events)
+        said = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in peaks)
+        print(f"{title}: a planned step of {steps[-1] / steps[0]:.2f}, peak memory {said}")
     return timelines(panels, unit="ms, estimated")

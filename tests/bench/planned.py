@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
 from programs.real_step import measured, pipelined
 
 from mpdemo.measure.trial import join_world
-from mpdemo.predict.footprint import roof
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.roof import roof
 from mpdemo.training.log import RunLog
 
 MODELS = Path(__file__).parents[1] / "programs" / "llama.py"

@@ -25,8 +25,8 @@ from torch.nn import functional as f
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from mpdemo.paths import root
-from mpdemo.predict.efficiency import AT_BEST, ATTENTION, COMPILED, CONVOLUTION_32, MEASURED, PRODUCT
 from mpdemo.tools.plan import own
+from mpdemo.tools.plan.efficiency import AT_BEST, ATTENTION, COMPILED, CONVOLUTION_32, MEASURED, PRODUCT
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
 from mpdemo.world.gpus import GPUS

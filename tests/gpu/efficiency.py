@@ -26,10 +26,10 @@ from mpdemo.errors import error_line
 from mpdemo.measure import paired
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.predict.counting import size, tensors_in
-from mpdemo.predict.efficiency import AT_BEST, MEMORY
-from mpdemo.predict.footprint import kernel_seconds, roof
-from mpdemo.predict.meter import Kernels
+from mpdemo.tools.plan.efficiency import AT_BEST, MEMORY
 from mpdemo.tools.plan.gpu_operations import OnGpu
+from mpdemo.tools.plan.kernels import Kernels
+from mpdemo.tools.plan.roof import kernel_seconds, roof
 from mpdemo.world import clock
 from mpdemo.world.gpus import GPUS, named
 

@@ -16,14 +16,14 @@ from mpdemo import data
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
 from mpdemo.predict.counting import peak_of_a_step
-from mpdemo.predict.footprint import roof
-from mpdemo.predict.planner import stage_slices
 from mpdemo.settings import Settings
 from mpdemo.settings.cuts import block_names, resolve_cut
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.loading import of_course
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.roof import roof
+from mpdemo.tools.plan.split import stage_slices
 from mpdemo.training import setup
 from mpdemo.world.env import World, where_am_i
 

@@ -17,11 +17,11 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors, printable
 from mpdemo.options import add_options, option_name, options_from
-from mpdemo.predict.efficiency import AT_BEST, COMPILED, MEASURED
-from mpdemo.predict.footprint import MIB, RESERVE, STATES
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.tools.plan import strategies
+from mpdemo.tools.plan.efficiency import AT_BEST, COMPILED, MEASURED
 from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PlanRequest, mib
+from mpdemo.tools.plan.roof import MIB, RESERVE, STATES
 from mpdemo.tools.terminal import Progress, wrapped
 from mpdemo.world.gpus import GPUS
 

@@ -7,10 +7,8 @@ why. Taught in notebooks/12_which_one.ipynb.
 from dataclasses import replace
 from functools import partial
 
-from mpdemo.predict.efficiency import AT_BEST
-from mpdemo.predict.footprint import STATES, roof, update_seconds
-from mpdemo.predict.planner import balanced_cut, stage_slices
 from mpdemo.settings.schedules import divisors
+from mpdemo.tools.plan.efficiency import AT_BEST
 from mpdemo.tools.plan.request import (
     ACCUMULATION,
     ALL,
@@ -29,6 +27,8 @@ from mpdemo.tools.plan.request import (
     local_batch,
     rules,
 )
+from mpdemo.tools.plan.roof import STATES, roof, update_seconds
+from mpdemo.tools.plan.split import balanced_cut, stage_slices
 from mpdemo.world.gpus import GPUS
 
 WIDEST = 0.25  # of the interval of a step time, to either side

@@ -19,7 +19,7 @@ from mpdemo.models.private_torch import (
     tree_unflatten,
 )
 from mpdemo.predict.counting import LiveMemory, size
-from mpdemo.predict.meter import Kernels
+from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.layers import FEW, blocks_in, differentiable, equal_blocks, layers_entered, loss, shared
 from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.tools.plan.variants import with_blocks, without_values

@@ -24,13 +24,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mpdemo.errors import error_line
 from mpdemo.models.private_torch import FakeStore, FakeTensors, backward, without_cuda_guards
 from mpdemo.predict.counting import CountMessages, LiveMemory, local, size
-from mpdemo.predict.footprint import kernel_seconds
-from mpdemo.predict.meter import Kernels
 from mpdemo.tools.plan import variants
 from mpdemo.tools.plan.gpu_operations import OnGpu
+from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.layers import FEW, differentiable
 from mpdemo.tools.plan.loading import quiet
 from mpdemo.tools.plan.request import IN_BLOCKS, NotPlanned
+from mpdemo.tools.plan.roof import kernel_seconds
 
 
 class Way(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpdemo import foreign
 from mpdemo.errors import UserError
-from mpdemo.predict.efficiency import (
+from mpdemo.tools.plan.efficiency import (
     AT_BEST,
     ATTENTION,
     CONVOLUTION,
@@ -27,7 +27,7 @@ from mpdemo.predict.efficiency import (
     OPTIMIZER,
     PRODUCT,
 )
-from mpdemo.predict.footprint import kernel_seconds, roof
+from mpdemo.tools.plan.roof import kernel_seconds, roof
 from mpdemo.world.gpus import named
 
 CLASSES = {"product": PRODUCT, "attention": ATTENTION, "AdamW": OPTIMIZER}  # first words of a record; others move
@@ -112,7 +112,7 @@ def _of_trace(file, events, kernels, limits) -> list:
 
 
 def _work(name, args) -> list | None:
-    """Return an operation of a trace as a row of `mpdemo.predict.meter.Kernels`; None where its shapes don't tell.
+    """Return an operation of a trace as a row of `mpdemo.tools.plan.kernels.Kernels`; None where its shapes don't tell.
 
     What moves is taken to write as much as its first input, but for a copy, whose first input is the output.
     """

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.predict.efficiency import AT_BEST, MEASURED, Efficiency
-from mpdemo.predict.footprint import MIB, RESERVE, STATES, roof
+from mpdemo.tools.plan.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.tools.plan.roof import MIB, RESERVE, STATES, roof
 from mpdemo.world.gpus import GPUS
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.predict.footprint import MIB
 from mpdemo.tools import terminal
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.request import (
@@ -26,6 +25,7 @@ from mpdemo.tools.plan.request import (
     Rule,
     mib,
 )
+from mpdemo.tools.plan.roof import MIB
 
 # With how many published runs, and how many peaks that a GPU measured, rows were compared, recomputed or not: a test
 # counts them in tests/bench/published.py. Rows of other strategies were compared with none.

@@ -1,0 +1,70 @@
+"""Note what every kernel of a model computes and moves, on fake tensors."""
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import flop_registry
+
+from mpdemo.models.private_torch import TorchDispatchMode
+from mpdemo.predict.counting import has_16_bits, tensors_in
+from mpdemo.tools.plan.efficiency import ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, PRODUCT
+
+aten = torch.ops.aten
+ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+class Kernels(TorchDispatchMode):
+    """Note every operation that is more than a view in `work`.
+
+    That is (floating point operations of convolutions, of other products, of both in 16 bits, bytes read and written,
+    which of `mpdemo.tools.plan.efficiency.KINDS` it is).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.work = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls the operations on this rank's part, which are counted
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
+            return result
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
+        known = {t.untyped_storage() for t in inputs}
+        in_place = func._schema.name.endswith("_")
+        message = func.namespace in ("c10d", "_c10d_functional")
+        if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
+            operation = func._overloadpacket
+            formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
+            operations, kind = 0, MEMORY
+            if formula:
+                kind = kind_of(func._schema.name, has_16_bits(args[0]))
+                shapes = every_head(args) if kind == ATTENTION else args
+                operations = formula(*shapes, **(kwargs or {}), out_val=result)
+            if inputs and has_16_bits(inputs[0]):
+                parts = 0, 0, operations
+            else:
+                parts = (operations, 0, 0) if kind == CONVOLUTION_32 else (0, operations, 0)
+            self.work.append((*parts, sum(t.nbytes for t in inputs + outputs), kind))
+        return result
+
+
+def kind_of(name, half) -> int:
+    """Return the class of an operation that computes, by its name, and by whether it has 16 bits."""
+    if "convolution" in name:
+        return CONVOLUTION if half else CONVOLUTION_32
+    return ATTENTION if "attention" in name else PRODUCT
+
+
+def every_head(args) -> list:
+    """Return the arguments of an attention with the shapes of keys and values that are there for every query.
+
+    Several queries may share a key (grouped-query attention), which the formulas of PyTorch 2.11 do not count.
+    """
+    heads = max(t.shape[1] for t in tensors_in(args) if t.ndim == 4)
+    return [(len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 else t for t in args]

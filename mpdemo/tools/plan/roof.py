@@ -1,0 +1,55 @@
+"""What a GPU does per second at most, and how long kernels take there (the roofline model)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mpdemo.tools.plan.efficiency import AT_BEST, MEASURED, OPTIMIZER, Efficiency
+from mpdemo.world.gpus import GPUS
+
+MIB = 2**20
+RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
+UPDATES = {"sgd": 3, "momentum": 8, "adamw": 20}  # values that PyTorch's default (foreach) moves per parameter
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
+
+
+class Roof(NamedTuple):
+    """What a GPU does per second at most (data sheets), and the seconds to launch a kernel."""
+
+    convolutions: float  # floating point operations
+    products: float  # floating point operations of matrix products
+    half: float | None  # floating point operations in 16 bits; None where it has no units for them
+    moved: float  # bytes
+    launch: float
+    efficiency: Efficiency = AT_BEST  # what kernels reach of it
+
+
+def roof(gpu, efficiency=None) -> Roof:
+    """Return the roof of one of `GPUS`, and what kernels reach of it: without `efficiency` what is known of that GPU.
+
+    In float32 PyTorch lets cuDNN compute convolutions in TF32 by default, but no other matrix product
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere).
+    """
+    sheet = GPUS[gpu]
+    fp32, half = sheet.peaks["fp32"], sheet.peaks.get("bf16")
+    efficiency = efficiency or MEASURED.get(gpu, AT_BEST)
+    return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch, efficiency)
+
+
+def kernel_seconds(work, roof) -> float | None:
+    """Return the seconds of kernels: each computes or moves, whichever takes longer, and is launched.
+
+    `work` are rows as `mpdemo.tools.plan.kernels.Kernels` notes them. None where the GPU has no units for one of them.
+    """
+    convolutions, products, half, moved, kinds = work.T
+    if half.any() and not roof.half:
+        return None
+    kinds, reached = kinds.astype(int), roof.efficiency
+    computing = convolutions / roof.convolutions + products / roof.products + half / (roof.half or 1)
+    computing /= reached.computing(kinds, convolutions + products + half)
+    return float((np.maximum(computing, moved / roof.moved / reached.moving(kinds)) + roof.launch).sum())
+
+
+def update_seconds(optimizer, trained, roof) -> float:
+    """Return the seconds in which an optimizer updates weights that have so many bytes of gradients."""
+    return kernel_seconds(np.array([[0.0, 0.0, 0.0, UPDATES[optimizer] * trained, OPTIMIZER]]), roof)
