@@ -1,7 +1,7 @@
 """Plan training runs whose speed others have published, and print both as the table of tests/bench/published.md.
 
     python tests/bench/published.py [part of a model's name]
-    python tests/bench/published.py --choose     fit what mpdemo/tools/plan/efficiency.py has of A100 and of several H100
+    python tests/bench/published.py --choose     fit what mpdemo/tools/plan/efficiency.py has of A100 and several H100
 
 A step's time is its tokens or images divided by the published rate. Models are small own versions of the published
 ones. All runs take about a quarter of an hour.
