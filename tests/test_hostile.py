@@ -148,12 +148,9 @@ def command_lines(name, values):
             yield (name, *first, *given)
 
 
-NOT_YET = [("explain", f"../{name}") for name in ("run[a]", "a hole", "a folder", "deep objects")]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_answers_or_refuses_in_one_line(name, above, call):
-    said = {words: call(main, words) for words in command_lines(name, inputs(above)) if words not in NOT_YET}
+    said = {words: call(main, words) for words in command_lines(name, inputs(above))}
     assert not {words: fault for words, fault in said.items() if fault}
 
 

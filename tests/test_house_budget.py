@@ -29,7 +29,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
-    ("/jobs", 19_300, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/jobs", 19_400, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
         13_950,
@@ -59,7 +59,7 @@ REST = [
     ),
     (
         "tests",
-        194_800,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        194_900,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

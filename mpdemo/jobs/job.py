@@ -3,14 +3,15 @@
 import contextlib
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from mpdemo import paths
-from mpdemo.errors import UserError
+from mpdemo import foreign, paths
+from mpdemo.errors import UserError, one_line, printable
 from mpdemo.front_end import waiting_for
 from mpdemo.jobs import local_job, slurm_job
 from mpdemo.jobs.explain import find, in_words
@@ -19,8 +20,20 @@ from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
+FIELDS = {  # of a record, beside those that it always has
+    "identity": str | None,
+    "started": int | float | None,
+    "submitted": float,
+    "polling_seconds": float,
+    "host": str,
+    "programs": dict | None,
+    "final": dict,
+}
+ANSWER = {"state": str, "reason": str, "exit_status": int | None, "run_time": float}
 LAST_LINES = 12  # of a failed job's log, which are shown where no known failure is in it
 RECORD = "job.json"  # in the run's folder: which job it has
+ID = re.compile(r"\d{1,10}(_\d+)?(;[\w-]+)?")  # a process here, or a job of Slurm, perhaps in an array or elsewhere
+LONGEST = 2**30  # bytes of a log that are read, at its end
 SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
 DAY = 86400.0  # seconds
 
@@ -34,14 +47,13 @@ class Job:
 
     `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"`` or ``"cluster NAME"``;
     `out` is the run's folder, and `script` the batch script, relative to the project's root. Slurm is asked at most
-    once in `polling_seconds`.
+    once in `polling_seconds`. One that only `reads` writes nothing into the run's folder.
     """
 
-    def __init__(self, record: dict[str, Any], out: str | Path) -> None:
-        self.record = record
+    def __init__(self, record: dict[str, Any], out: str | Path, reads: bool = False) -> None:
+        self.record, self.reads = record, reads
         self.id = str(record["id"])
-        self.where = record["where"]
-        self.name = record["spec"]["name"]
+        self.where, self.name = one_line(record["where"]), one_line(record["spec"]["name"])
         self.out = Path(out)
         self.script = Path(record["script"])
         self.polling_seconds = record.get("polling_seconds", 5.0)
@@ -103,11 +115,11 @@ class Job:
     @property
     def log_files(self) -> list[Path]:
         """The files that hold what the job prints."""
-        return [file for file in self._back_end.log_files(self) if file.exists()]
+        return [file for file in self._back_end.log_files(self) if file.is_file()]
 
-    def log(self) -> str:
-        """What the job has printed so far (a separate file of errors comes last)."""
-        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in self.log_files)
+    def log(self, most: int = LONGEST) -> str:
+        """What the job has printed so far, of each file so many bytes at its end; a file of errors comes last."""
+        return "".join(foreign.tail(file, most)[0].decode(errors="replace") for file in self.log_files)
 
     def output(self, fails: bool = False) -> str:
         """Wait for the end and return what the job printed, without the labels and notes of its launcher.
@@ -186,7 +198,8 @@ class Job:
         state = self.wait(timeout)
         file = self.out / "summary.json"
         if state == "done" and file.exists():
-            return json.loads(file.read_text())
+            with foreign.faults(f"{file} is damaged"):
+                return foreign.unpacked(file)
         if state == "done":
             raise JobFailed(f"{self.title} is done but wrote no {file.name} in its folder")
         raise JobFailed(self.failure())
@@ -197,10 +210,12 @@ class Job:
         log = self.log()
         findings = find(log)
         said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
-        return f"{self.title}: {self.answer}; log: {files}\n{said}"
+        return printable(f"{self.title}: {self.answer}; log: {files}\n{said}")
 
     def remember(self, answer: Answer) -> None:
         """Write down the last answer for the day when Slurm has forgotten the job, if the folder still has it."""
+        if self.reads:
+            return
         self.record["final"] = answer._asdict()
         with contextlib.suppress(OSError):  # a full disk: Slurm is asked again
             if (read_record(self.out) or {}).get("id") == self.record["id"]:
@@ -210,7 +225,9 @@ class Job:
 def write_record(out: str | Path, record: dict[str, Any]) -> None:
     """Write job.json in one step, so that half of it is never read."""
     part = Path(out, f"{RECORD}.part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.unlink(missing_ok=True)
+    with part.open("x") as file:  # a link would lead elsewhere
+        file.write(json.dumps(record, indent=1) + "\n")
     part.replace(Path(out, RECORD))
 
 
@@ -219,9 +236,14 @@ def read_record(out: str | Path) -> dict[str, Any] | None:
     file = Path(out, RECORD)
     if not file.exists():
         return None
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        record["id"], record["where"], record["script"], record["spec"]["name"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged; do: remove it, and submit again") from None
+    with foreign.faults(f"{file} is damaged", "do: remove it, and submit again"):
+        record = foreign.unpacked(file)
+        foreign.typed(record, **FIELDS, id=int | str, where=str, script=str)["where"], record["script"]
+        foreign.typed(record["spec"], name=str, command=list, nodes=int, processes_per_node=int)["name"]
+        if not ID.fullmatch(str(record["id"])) or not (record.get("identity") or str(record["id"]).isdecimal()):
+            raise ValueError(f"id can't be {record['id']!r}")
+        if "final" in record:
+            record["final"] = foreign.typed(record["final"], **ANSWER)
+            if Answer(**record["final"]).state not in FINISHED:
+                raise ValueError(f"no job ends as {record['final']['state']!r}")
     return record

@@ -4,7 +4,6 @@ The same command in as many processes, watched by a supervisor (`mpdemo.world.su
 Python, the notebook's kernel, that began it.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -13,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mpdemo import paths
+from mpdemo import foreign, paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
@@ -28,7 +27,10 @@ PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # s between the request to end and the kill
 LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
-PIPES = {}  # run's folder -> the pipe whose end ends its job; open as long as this Python lives, or until that end
+MOST_RANKS = 2**20  # bytes of their numbers
+# Of each job of this Python, by its process and start: the pipe whose end ends it, open as long as this Python lives or
+# until that end; and its folder for temporary files, which only its supervisor and this Python may remove.
+STARTED = {}
 # How the supervisor ended a job -> state and reason.
 ENDS = {
     "cancelled": ("cancelled", ""),
@@ -67,32 +69,37 @@ def ask(job) -> Answer:
     ended = not supervisor_lives(job.record)
     # read after the question: once it has ended, the file is complete
     if answer := answer_at_the_end(job.out):
-        PIPES.pop(str(job.out), None)
+        STARTED.pop(_key(job.record), None)
         return answer
     if job.record.get("host", platform.node()) != platform.node():
         return Answer("unknown", f"it was started on {job.record['host']}")
     if ended:
-        scratch = Path(job.record["scratch"])
-        if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
-            shutil.rmtree(scratch, ignore_errors=True)  # never another folder: the record may be anybody's
+        if own := STARTED.pop(_key(job.record), None):
+            shutil.rmtree(own[1], ignore_errors=True)
         return Answer("cancelled", "its supervisor was killed")
-    return Answer("running", "", None, time.time() - job.record["submitted"])
+    return Answer("running", "", None, time.time() - job.record.get("submitted", time.time()))
+
+
+def _key(record) -> tuple:
+    return int(record["id"]), record.get("started")
 
 
 def answer_at_the_end(out) -> Answer | None:
     """Return how a job ended, as its supervisor wrote it; None while it runs. Its log is read only if it failed."""
     if not (out / STATUS).exists():
         return None
-    end = json.loads((out / STATUS).read_text())
-    log, status = out / LOG, end["exit_status"]
-    text = log.read_text(errors="replace") if status and log.exists() else ""
-    state, reason = ENDS.get(end["how"]) or (slurm.state_by_status(text, status), "")
-    return Answer(state, reason, status, end["run_time"])
+    with foreign.faults(f"{out / STATUS} is damaged", "do: give the job's log itself"):
+        end = foreign.typed(foreign.unpacked(out / STATUS), how=str, exit_status=int, run_time=float)
+        how, status, seconds = end["how"], end["exit_status"], end["run_time"]
+        log = foreign.tail(out / LOG, slurm.ENOUGH)[0] if status and (out / LOG).is_file() else b""
+    state, reason = ENDS.get(how) or (slurm.state_by_status(log.decode(errors="replace"), status), "")
+    return Answer(state, reason, status, seconds)
 
 
 def ranks(out) -> dict:
     """Return the processes of a job that runs: rank -> process."""
-    return {rank: int(line) for rank, line in enumerate((out / RANKS).read_text().split())}
+    with foreign.faults(f"{out / RANKS} is damaged"):
+        return {rank: int(line) for rank, line in enumerate(foreign.tail(out / RANKS, MOST_RANKS)[0].split())}
 
 
 def supervisor_lives(record) -> bool:
@@ -119,12 +126,13 @@ def start(spec) -> dict:
         "grace": GRACE,
     }
     try:
-        pid, PIPES[str(out)] = warm.supervise(order, out / LOG)
+        pid, pipe = warm.supervise(order, out / LOG)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    record = {"id": pid, "started": start_time(pid), "identity": None, "where": HERE}
-    return record | {"host": platform.node(), "scratch": str(scratch)}
+    record = {"id": pid, "started": start_time(pid), "identity": None, "where": HERE, "host": platform.node()}
+    STARTED[_key(record)] = pipe, scratch
+    return record
 
 
 def environment_of_ranks(spec, scratch) -> dict:

@@ -35,6 +35,7 @@ SLURM_STATES = {
     "node_failure": "NODE_FAIL BOOT_FAIL",
 }
 STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_state in names.split()}
+ENOUGH = 2**20  # bytes of a log, at its end, in which launchers say how it ended
 # In a log: the exit status of the process that failed first, as mpdemo.world.supervisor, srun and torchrun report it.
 FIRST_STATUS = re.compile(
     r"^mpdemo: rank \d+ of \d+ ended with exit status (\d+)$|^srun: error: \S+: tasks? \S+: Exited with exit code (\d+)"

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from mpdemo import paths
+from mpdemo import foreign, paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
@@ -70,7 +70,7 @@ def ask(job) -> Answer:
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
     answer = answer or answer_from_files(job)
     if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
-        answer = answer._replace(state=slurm.state_by_status(job.log(), answer.exit_status or 1))
+        answer = answer._replace(state=slurm.state_by_status(job.log(slurm.ENOUGH), answer.exit_status or 1))
     if answer.state not in ("pending", "running", "unknown"):
         job.remember(answer)
     return answer
@@ -153,7 +153,7 @@ def look_up(job_id) -> Answer | None:
 
 def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, where Slurm does not. Absence is not success."""
-    log, marker = job.log(), job.out / "exit-status.txt"
+    log, marker = job.log(slurm.ENOUGH), job.out / "exit-status.txt"
     why = "Slurm has forgotten the job" if job.own_cluster else "its cluster can't be reached"
     if match := CANCELLED.search(log):  # written there as Slurm ended the job
         by_slurm = {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
@@ -161,8 +161,8 @@ def answer_from_files(job) -> Answer:
         by_slurm = "out_of_memory" if slurm.MEMORY.search(log) else None
     if by_slurm:
         return Answer(by_slurm, f"from the job's log; {why}")
-    words = marker.read_text().split() if marker.exists() else []
-    if len(words) == 2 and words[0] == slurm.number(job.id):
+    words = foreign.tail(marker, 99)[0].decode(errors="replace").split() if marker.is_file() else []
+    if len(words) == 2 and words[0] == slurm.number(job.id) and words[1].isdecimal():
         state = slurm.state_by_status(log, int(words[1]))
         return Answer(state, f"from the script's marker; {why}", int(words[1]))
     return Answer("unknown", f"{why}, and its script left no marker")

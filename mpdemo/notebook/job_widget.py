@@ -12,6 +12,7 @@ import ipywidgets as w
 from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
+from mpdemo.foreign import DAMAGED
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
 from mpdemo.notebook.show import Bundle
@@ -34,9 +35,10 @@ class JobView:
         self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
         self.log, self.name = job.log(), Path(job.out).name
         rows = job.metrics()
-        self.steps = [row for row in rows if row["event"] == "step"]
+        self.steps = [row for row in rows if row.get("event") == "step" and isinstance(row.get("step"), int)]
+        self.steps = [row for row in self.steps if isinstance(row.get("loss"), int | float)]
         # of the whole run, where its rows contain it; a resumed one may have more
-        self.total = next((row["steps"] for row in reversed(rows) if "steps" in row), None)
+        self.total = next((row["steps"] for row in reversed(rows) if isinstance(row.get("steps"), int)), None)
 
     @property
     def line(self) -> str:
@@ -47,12 +49,15 @@ class JobView:
     def header(self) -> str:
         """Return the first line of the live view as HTML: name, state, place, time, latest numbers."""
         colour = COLOURS.get(self.state, FAILED)
-        badge = f'<span style="background:{colour};color:#fff;border-radius:4px;padding:1px 8px">{self.state}</span>'
+        look, state = f"background:{colour};color:#fff;border-radius:4px;padding:1px 8px", html.escape(self.state)
+        badge = f'<span style="{look}">{state}</span>'
         if self.state == "pending":
             place = "waiting" if self.queue is None else f"position {self.queue} in the queue"
             facts = [f"{place} ({self.reason})" if self.reason else place]
         else:
-            facts = [f"{self.run_time:.1f} s", self.reason, *self._progress()]
+            facts = [f"{self.run_time:.1f} s", self.reason]
+            with suppress(*DAMAGED):  # a row may hold anything
+                facts.extend(self._progress())
         text = html.escape(" \N{MIDDLE DOT} ".join(filter(None, [f"{self.where}, job {self.id}", *facts])))
         line = f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
         if self.state == "running" and self.total and self.steps:

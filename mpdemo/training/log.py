@@ -15,8 +15,8 @@ def rows_in(folder) -> list[dict]:
     """Return the rows of the ``metrics.jsonl`` in a run's folder; a line that is half written is left out."""
     path = Path(folder) / "metrics.jsonl"
     rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError, RecursionError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpdemo import paths
+from mpdemo import foreign, paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm, slurm_job
 from mpdemo.jobs.job import RECORD, Job, read_record
@@ -16,6 +16,7 @@ from mpdemo.jobs.reading import UTF16
 BEGIN = 2**16  # bytes by which text is recognised
 NULS = re.compile(rb"\0{16,}")
 MOST_BYTES = 64 * 2**20  # of a log that are read: of a larger one, its end
+MOST_LINES = 2**22
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Asked:
     folder: Path | None = None  # of the run
     slurm_id: str = ""  # of a job of the Slurm found here
     resumes: bool = False
-    piped: bytes = b""  # a log that came from standard input
+    piped: tuple | None = None  # the end of a log that came from standard input, and whether there was more
 
     @property
     def headline(self) -> str:
@@ -43,24 +44,30 @@ class Asked:
 
     def last_bytes(self) -> tuple[bytes, bool]:
         """Return the end of its log, and whether something was left out."""
-        text = self.piped[-MOST_BYTES:] + b"".join(map(last_bytes, self.logs))
-        return text, len(text) < len(self.piped) + sum(map(os.path.getsize, self.logs))
+        found = [self.piped] if self.piped else [foreign.tail(log, MOST_BYTES) for log in self.logs]
+        text, cut = b"".join(text for text, _ in found), any(cut for _, cut in found)
+        while text.count(b"\n") > MOST_LINES:
+            text, cut = text[len(text) // 2 :], True
+        return text, cut
 
 
 def resolve(what) -> Asked:
     """Return what is known of a log, of a run's folder or of a job's number."""
     if what == "-":
-        piped = sys.stdin.buffer.read()
+        piped, cut = sys.stdin.buffer.read(MOST_BYTES), False
         refuse(piped[:BEGIN], "what comes from standard input")
-        return Asked([], piped=piped)
+        while more := sys.stdin.buffer.read(MOST_BYTES):
+            piped, cut = (piped + more)[-MOST_BYTES:], True
+        return Asked([], piped=(piped, cut))
     if os.path.isfile(what):  # a pipe would wait forever
-        with open(what, "rb") as file:
+        with foreign.opened(what) as file:
             refuse(file.read(BEGIN), what)
         return Asked([Path(what)])
     if folder := next((path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None):
         if record := read_record(folder):
-            return of_job(Job(record, folder))
-        logs = sorted([*folder.glob("slurm-*.out"), *folder.glob("*log*.txt")], key=os.path.getmtime)
+            return of_job(Job(record, folder, reads=True))
+        found = (path for pattern in ("slurm-*.out", "*log*.txt") for path in folder.glob(pattern) if path.is_file())
+        logs = sorted(found, key=os.path.getmtime)
         if not logs:
             raise UserError(f"{what} holds no job and no log (slurm-*.out, log.txt); give a log file")
         return Asked(logs[-1:], folder=folder)
@@ -86,7 +93,7 @@ def of_job(job) -> Asked:
         job.answer,
         job.out,
         slurm_id=job.id if identity and slurm.in_reach() and slurm.identity() == identity else "",
-        resumes=any(word.startswith("--resume") for word in spec.get("command", ())),
+        resumes=any(str(word).startswith("--resume") for word in spec.get("command", ())),
     )
 
 
@@ -103,7 +110,7 @@ def of_number(number) -> Asked:
     ours = [(record, out) for record, out in records if str(record["id"]) == number]
     here = [(record, out) for record, out in ours if record.get("identity") in (identity, None)]
     if here:
-        return of_job(Job(*max(here, key=lambda pair: pair[0].get("submitted", 0))))
+        return of_job(Job(*max(here, key=lambda pair: pair[0].get("submitted", 0)), reads=True))
     answer = slurm_job.look_up(number) if identity else None
     if answer:
         return of_slurm(number, answer)
@@ -125,15 +132,8 @@ def of_slurm(number, answer) -> Asked:
     places += [folder / f"slurm-{slurm.number(number)}.out" for folder in (Path.cwd(), paths.root())]
     logs = list(dict.fromkeys(place for place in places if place.is_file()))[:2]
     if answer.state == "failed":
-        text = b"".join(map(last_bytes, logs)).decode(errors="replace")
+        text = b"".join(foreign.tail(log, slurm.ENOUGH)[0] for log in logs).decode(errors="replace")
         answer = answer._replace(state=slurm.state_by_status(text, 1))
     name = next(iter(re.findall(r"JobName=(.*)", shown)), "?")
     headline = f"job {number} ({name}) on cluster {slurm.cluster_name()}"
     return Asked(logs, headline, answer, slurm_id=number)
-
-
-def last_bytes(log) -> bytes:
-    """Return the text of a log, of a very large one the end."""
-    with open(log, "rb") as file:
-        file.seek(max(0, os.path.getsize(log) - MOST_BYTES))
-        return file.read(MOST_BYTES)

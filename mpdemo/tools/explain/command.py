@@ -14,12 +14,12 @@ import dataclasses
 import json
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, printable
 from mpdemo.jobs import local_job
 from mpdemo.jobs.explain import find, report, verdict
 from mpdemo.jobs.reading import Log
 from mpdemo.tools.explain import live, probe, who_waits
-from mpdemo.tools.explain.asked import MOST_BYTES, resolve
+from mpdemo.tools.explain.asked import resolve
 from mpdemo.tools.terminal import coloured, wrapped
 
 QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang
@@ -58,9 +58,9 @@ def main(args) -> int:
         print(json.dumps(told, indent=1))
         return 0
     if cut:
-        print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
+        print(f"Only its last {len(data) // 2**20} MiB are read; lines are counted from there.\n")
     for line in in_words(asked, told, found):
-        print(line)
+        print(printable(line))
     if findings or asked.piped or asked.logs and not args.live:
         print(report(log), end="\n\n")
     print(wrapped(f"{coloured(f'verdict: {word}', COLOUR[word]) if word else 'verdict: none'}; {why}"))

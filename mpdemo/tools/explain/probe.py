@@ -87,7 +87,7 @@ def look(rank, pid):
             "pid": pid,
             "recorder": next((variables[name] for name in RECORDERS if name in variables), ""),
         }
-    except (psutil.Error, OSError):
+    except (psutil.Error, OSError, ValueError):
         return None
 
 
