@@ -13,7 +13,7 @@ import re
 import shlex
 import signal
 import subprocess
-from multiprocessing import util
+from multiprocessing import forkserver, util
 
 import hostile
 import psutil
@@ -24,6 +24,7 @@ from mpdemo.errors import UserError
 from mpdemo.labs.on_call.case import Case, on_call
 from mpdemo.measure import traces
 from mpdemo.notebook import course
+from mpdemo.world import warm
 
 SECONDS = 10
 TEXTS = ["", " ", ".", "..", "../../gone", "gone", "~", "a[b]", "{}", "nan", "-1", "1e999", "9" * 5000, "x" * 5000]
@@ -74,6 +75,8 @@ def call(above, monkeypatch, no_slurm, capfd):
     monkeypatch.setenv("MPDEMO_ROOT", str(above / "work"))
     monkeypatch.setattr(subprocess.Popen, "__init__", start)
     monkeypatch.setattr(util, "spawnv_passfds", start)
+    monkeypatch.setattr(warm, "SERVERS", {})  # what an earlier test has started would start a job without these
+    monkeypatch.setattr(forkserver, "connect_to_new_process", start)
     for name in "fork", "execve", "execvpe", "posix_spawn":
         monkeypatch.setattr(os, name, start)
     with open(os.devnull) as nothing:
