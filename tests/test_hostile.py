@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 from multiprocessing import forkserver, util
+from pathlib import Path
 
 import hostile
 import psutil
@@ -82,7 +83,9 @@ def call(above, monkeypatch, no_slurm, capfd):
     with open(os.devnull) as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         before, processes = signal.signal(signal.SIGALRM, late), psutil.Process().children(recursive=True)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         yield lambda function, *words: wrong(above, capfd, function, *words)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # `train` blocks a signal, which children would inherit
         signal.signal(signal.SIGALRM, before)
         assert {*psutil.Process().children(recursive=True)} <= {*processes}
 
@@ -119,12 +122,23 @@ def wrong(above, capfd, function, *words) -> str:
         return f"printed {said + refused + refusal!r}"
     if "<img src=x>" in getattr(result, "data", {}).get("text/html", ""):
         return "HTML that was not escaped"
-    now = there(above)
-    if spoilt := [path for path in files if now.get(path) != files[path] and path != above / "work"]:
+    now, own = there(above), [above / "work", *outputs(above, words)]
+    if spoilt := [path for path in files if now.get(path) != files[path] and path not in own]:
         return f"changed or deleted {spoilt}"
-    if strayed := [path for path in now.keys() - files.keys() if not path.is_relative_to(above / "work")]:
-        return f"made {strayed}"
-    return ""
+    made = now.keys() - files.keys()
+    strayed = [path for path in made if not any(path.is_relative_to(place) for place in own)]
+    for path in sorted(made, reverse=True):  # the next call finds what this one has found
+        if not path.is_relative_to(above / "work"):
+            path.rmdir() if path.is_dir() else path.unlink()
+    return f"made {strayed}" if strayed else ""
+
+
+def outputs(above, words) -> list:
+    """Return where a command line says that its result goes: what is written there was asked for."""
+    line = words[0] if words and isinstance(words[0], tuple) else ()
+    given = (word.partition("=") for word in line)
+    named = [value for name, _, value in given if name in ("--out", "--json") and value and "\0" not in value]
+    return [Path(os.path.normpath(above / "work" / value)) for value in named]
 
 
 def inputs(above) -> list:
