@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.errors import RunFailed, UserError
+from mpdemo.errors import RunFailed, UserError, printable
 from mpdemo.measure.paired import from_row
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked, equal_cut, recipe
 from mpdemo.settings.cuts import HEADS
@@ -54,7 +54,7 @@ def main(args) -> int:
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
     print("Each row of the table is the training of one of these commands:")
     for settings in rows:
-        print("mpdemo train " + " ".join(settings.arguments()), flush=True)
+        print(printable("mpdemo train " + " ".join(settings.arguments())), flush=True)
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
         raise RunFailed("a training run failed; see its message above")
@@ -62,7 +62,7 @@ def main(args) -> int:
     report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print("", table(measured), FOOT, *(row["note"] for row in measured if row["note"]), "", sep="\n")
-    print(f"saved {out}/report.json ({time.time() - begin:.0f} s in all)")
+    print(f"saved {printable(out)}/report.json ({time.time() - begin:.0f} s in all)")
     return 0 if same_training(measured) else 1
 
 

@@ -45,6 +45,15 @@ def opened(path: str | Path) -> BinaryIO:
     return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # which doesn't wait if it has become a pipe
 
 
+def try_to_write(path: Path) -> None:
+    """Raise `OSError` if a file can't be written, and leave everything as it was."""
+    if is_there := os.path.lexists(path):
+        opened(path).close()
+    path.open("a").close()
+    if not is_there:
+        path.unlink()
+
+
 def unpacked(path: str | Path) -> Any:
     """Return what is in a file of JSON, packed by gzip or not."""
     with opened(path) as file:

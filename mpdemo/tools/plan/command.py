@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
+from mpdemo import foreign
 from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors, printable
 from mpdemo.options import add_options, option_name, options_from
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
@@ -133,6 +134,9 @@ def main(args) -> int:
     """Print a plan; return the exit status."""
     options = options_from(args, PlanOptions)
     check_together(options, vars(args))
+    if options.json:  # now, and not after what may take a minute
+        with foreign.faults(f"--json {options.json!r} can't be written"):
+            foreign.try_to_write(Path(options.json))
     try:
         with Progress() as progress:
             text, rows = answer(options, progress)
@@ -142,10 +146,7 @@ def main(args) -> int:
         ) from None
     print(text)
     if options.json:
-        try:
-            Path(options.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"--json {options.json} cannot be written: {error.strerror}") from None
+        Path(options.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return 0
 
 

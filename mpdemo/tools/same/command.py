@@ -99,17 +99,8 @@ def checked(args) -> list:
         raise UserError(f"--without {unknown[0]!r} is not allowed; allowed: {', '.join(BY_NATURE)}")
     if args.json:
         with foreign.faults(f"--json {args.json!r} can't be written"):
-            try_to_write(Path(args.json))
+            foreign.try_to_write(Path(args.json))
     return counts
-
-
-def try_to_write(path):
-    """Raise `OSError` if a file can't be written, and leave everything as it was."""
-    if is_there := os.path.lexists(path):
-        foreign.opened(path).close()
-    path.open("a").close()
-    if not is_there:
-        path.unlink()
 
 
 def show(verdict):
