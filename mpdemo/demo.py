@@ -62,7 +62,7 @@ def main(args) -> int:
     report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print("", table(measured), FOOT, *(row["note"] for row in measured if row["note"]), "", sep="\n")
-    print(f"saved {printable(out)}/report.json ({time.time() - begin:.0f} s in all)")
+    print(f"saved {printable(str(out))}/report.json ({time.time() - begin:.0f} s in all)")
     return 0 if same_training(measured) else 1
 
 

@@ -59,7 +59,7 @@ REST = [
     ),
     (
         "tests",
-        194_900,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        195_150,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
