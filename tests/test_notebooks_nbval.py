@@ -35,6 +35,8 @@ CELLS = {  # name: (source, saved outputs, passes with the repairs, passes witho
     "says_it_is_a_test": ("import os; print(os.environ.get('NBVAL'))", [stream("1\n")], True, False),
     "wrong_number": ("print(3)", [stream("4\n")], False, False),
     "wrong_time": ("print('3.1 s')", [stream("4.25 s\n")], True, True),
+    "last_digits": ("print('loss 0.242108')", [stream("loss 0.242107\n")], True, True),
+    "other_digits": ("print('loss 0.243108')", [stream("loss 0.242108\n")], False, False),
     "wrong_digits": ("print('loss 3.1')", [stream("loss 3.2\n")], False, False),
     "picture": (PICTURE, [picture("a line")], True, True),
     "picture_with_another_line": (PICTURE, [picture("b line")], False, False),

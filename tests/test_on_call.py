@@ -299,9 +299,9 @@ def test_a_job_whose_notebook_is_gone_ends(tmp_path):
 
 
 def processes_in(folder):
-    """Return the processes whose command names a folder."""
-    found = psutil.process_iter(["cmdline"])
-    return [process.pid for process in found if str(folder) in " ".join(process.info["cmdline"] or [])]
+    """Return the processes that were started with this folder for temporary files: forked ones have no other name."""
+    found = psutil.process_iter(["environ"])
+    return [process.pid for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(folder)]
 
 
 @pytest.mark.nightly
