@@ -8,11 +8,11 @@ STAMP := .venv/.installed
 # Three workers for two cores: a third of the time a test waits, for Slurm or for a time limit.
 PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder
 PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
-	tests/test_training.py tests/test_checkpoint.py
+	tests/test_training.py
 
 .PHONY: demo test nightly floor gpu gpu-record lint lab bench soak notebooks site lock clean
 
-demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
+demo: $(STAMP)        ## train on real digits with every strategy, print the table (60 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
 
 test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of processes, Slurm, notebooks
@@ -28,11 +28,11 @@ nightly: $(STAMP)     ## what is slow and rare, then the tests that start proces
 	$(MAKE) floor || failed="$$failed floor"; \
 	echo "failed:$${failed:- nothing}"; [ -z "$$failed" ]
 
-floor:                ## the oldest PyTorch that is allowed, in an environment of its own: equality, plan, checkpoints
+floor:                ## the oldest PyTorch that is allowed, in an environment of its own: equality, plan, training
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install --quiet "torch==2.11.*" "torchvision==0.26.*" --editable ".[test]"
 	.venv-floor/bin/python -m pytest -n 3 tests/test_private_pytorch.py tests/test_rungs.py tests/test_plan_*.py \
-		tests/test_checkpoint.py tests/test_training.py tests/test_world_*.py
+		tests/test_training.py tests/test_world_*.py
 
 gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
 	$(BIN)/python -m pytest tests/gpu
@@ -56,9 +56,8 @@ lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
 	$(BIN)/python tests/bench/bench.py
 
-soak: $(STAMP)        ## kill, cancel and requeue at random, for MINUTES (30) training runs, then scripts; nothing may be lost
+soak: $(STAMP)        ## kill, cancel and requeue the scripts to take home at random, for MINUTES (30); nothing may be lost
 	$(BIN)/python -m pytest -m soak
-	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
 	$(BIN)/python tests/soak_scripts.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs

@@ -33,7 +33,6 @@ PUBLIC = {  # module of mpdemo: its public names
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "tools.same": "NotTheSame check",
-    "training.checkpoint": "newest tensors",
 }
 
 

@@ -17,14 +17,13 @@ import textwrap
 from mpdemo import __version__
 from mpdemo.errors import UserError, did_you_mean, one_line
 from mpdemo.options import Parser
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 PROGRAM = "mpdemo"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
 STATUS = "exit status: 0 done, 1 failed, 2 bad input"
 COMMANDS = {  # name -> module, what it does, an example; in the order of the help
     "demo": ("mpdemo.demo", "train with every strategy on real digits and print one table", ""),
-    "train": ("mpdemo.train", "train with one strategy", "--rung ddp --processes 2 --out runs/ddp"),
     "same": (
         "mpdemo.tools.same.command",
         "is a script of YOUR own the same training on 1 and N processes, and does it resume?",
@@ -54,13 +53,12 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     ),
 }
 GROUPS = {
-    "learn": ("demo", "train"),
+    "learn": ("demo",),
     "your own script": ("same", "plan", "explain"),
     "your cluster": ("env", "render", "rehearse"),
     "maintain": ("cluster",),
 }
 STATUSES = {
-    "train": "exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint",
     "same": "exit status: 0 the same training, 1 not the same, 2 bad input, 3 nothing could be compared",
     "cluster": "exit status: that of the command",
 }
@@ -117,11 +115,7 @@ def asked(argv) -> tuple:
         near = did_you_mean(name, [*COMMANDS, "--help", "--version"])
         parser.error(f"no command {name!r}; there are {', '.join(COMMANDS)}{near}")
     module, parser = parser_of(name)
-    args, unknown = parser.parse_known_args(argv[1:], argparse.Namespace(command=name))
-    if unknown:
-        known = parser.option_strings()
-        parser.error(f"{name} takes no {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
-    return module, args
+    return module, parser.parse_args(argv[1:], argparse.Namespace(command=name))
 
 
 def run(module, args) -> int:

@@ -7,7 +7,7 @@ unchanged, which converts it and refuses what is not allowed.
 import argparse
 from typing import Literal, get_args, get_origin
 
-from mpdemo.errors import one_line
+from mpdemo.errors import UserError, did_you_mean, one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,14 +17,28 @@ class Parser(argparse.ArgumentParser):
         """Say what was wrong and where the options are listed; ends with exit status 2."""
         self.exit(2, f"mpdemo: error: {one_line(message)}; see {self.prog} --help\n")
 
-    def option_strings(self) -> list[str]:
-        """Return all options, as they are written."""
-        return [text for action in self._actions for text in action.option_strings]
+    def parse_args(self, args=None, namespace=None):
+        """Parse; name the option that is closest to an unknown one."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            known = [text for action in self._actions for text in action.option_strings]
+            self.error(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
+        return given
 
 
-def add_options(parser, dataclass):
+class LineParser(Parser):
+    """A parser that raises its mistakes: for a cell, and for a process of many."""
+
+    def error(self, message):
+        """Raise what was wrong."""
+        raise UserError(f"{self.prog}: {one_line(message)}")
+
+
+def add_options(parser, dataclass, without=()):
     """Add one option per field to an argparse parser; a bool field becomes a switch."""
     for name, field in dataclass.__pydantic_fields__.items():
+        if name in without:
+            continue
         arguments = {"default": argparse.SUPPRESS, "help": (field.description or "").replace("%", "%%")}
         if field.annotation is bool:
             parser.add_argument(option_name(name), action="store_true", **arguments)
@@ -35,27 +49,15 @@ def add_options(parser, dataclass):
         parser.add_argument(option_name(name), metavar="{" + ",".join(choices) + "}" if choices else None, **arguments)
 
 
-def options_from(args, dataclass):
-    """Return the dataclass with the options that were given; `args` may hold others, which are left alone."""
+def options_from(args, dataclass, **more):
+    """Return the dataclass with the options that were given, and `more`; `args` may hold others, left alone."""
     given = {name: getattr(args, name) for name in dataclass.__pydantic_fields__ if hasattr(args, name)}
-    return dataclass(**given)
+    return dataclass(**given | more)
 
 
 def option_name(field):
     """Return the command-line option of a field: ``batch_size`` is ``--batch-size``."""
     return "--" + field.replace("_", "-")
-
-
-def as_arguments(values) -> list[str]:
-    """Return values by setting as command-line arguments; None and False are left out, True is an option alone."""
-    arguments = []
-    for name, value in values.items():
-        text = str(value)
-        if value is True:
-            arguments.append(option_name(name))
-        elif value is not None and value is not False:
-            arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
-    return arguments
 
 
 def _choices(annotation):

@@ -1,13 +1,21 @@
 """The loop of every training: `train`; and `Rung`, what a rung gives to it.
 
 A rung is a file with one function, ``build(run)``. It returns what differs from the others: model, optimizer and
-``step(images, labels)``. `train` calls that step for every batch; around it, it shuffles, logs, saves, validates, and
-stops where it was asked to. Taught in notebooks/01_single_device.ipynb.
+``step(images, labels)``. `train` calls that step for every batch; around it, it shuffles, logs and validates. torchrun
+starts the file itself: ``torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp``. Taught in
+notebooks/01_single_device.ipynb.
 """
 
+import argparse
+import faulthandler
+import math
+import os
+import signal
+import sys
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -18,13 +26,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from mpdemo.errors import UserError, one_line
+from mpdemo.options import LineParser, add_options, options_from
+from mpdemo.settings import Settings, checked, is_per_device
 from mpdemo.training.meter import TrainingLog, score
-from mpdemo.training.process import run_script
-from mpdemo.training.progress import Checkpoints, Progress
-from mpdemo.training.setup import Run, compile_blocks, learning_rate
-from mpdemo.world.collectives import StopSignal, sum_over_ranks
+from mpdemo.training.setup import Run, learning_rate
+from mpdemo.world.collectives import sum_over_ranks
+from mpdemo.world.env import join_world, read_launcher
+from mpdemo.world.processes import end, lost_a_peer
+from mpdemo.world.say import own_rank
 
-STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
+MANNERS = 10.0  # s for which the others wait while rank 0 reports: torchrun ends all ranks as soon as one has failed
+AFTER_THE_LOST = 1.0  # s that who lost a rank waits: its sockets close before its own end can be seen
+PATIENCE = 1800.0  # s for which ranks wait for one that lists a large folder of images
 
 
 @dataclass
@@ -35,7 +49,7 @@ class Rung:
     of each (default: all processes).
     """
 
-    model: nn.Module  # what this process holds of it: it is saved, restored, compiled
+    model: nn.Module  # what this process holds of it
     optimizer: torch.optim.Optimizer
     step: Callable  # (images, labels) -> the `score` of this process, or None where another one has it
     evaluate: Callable | None = None  # images -> outputs (B, classes), or None as well; default: the model
@@ -47,17 +61,12 @@ class Rung:
     def __post_init__(self):
         self.evaluate = self.evaluate or self.model
 
-    def agree_on_buffers(self):
-        """Give every replica the first one's buffers (batch norm's), before they are used or saved."""
-        for buffer in self.model.buffers() if self.replicas > 1 else ():
-            dist.broadcast(buffer, group=self.group, group_src=0)
-
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # training steps all have one shape; these have others
-def validation_sums(rung, batches, device, stop=None):
-    """Return sums over this process's validation images: losses, correct predictions, images; None after a signal."""
-    rung.agree_on_buffers()
+def validate(rung, batches, device):
+    """Return mean loss and accuracy over every validation image, once, over all ranks."""
+    for buffer in rung.model.buffers() if rung.replicas > 1 else ():
+        dist.broadcast(buffer, group=rung.group, group_src=0)  # batch norm's averages differ
     rung.model.eval()
     sums = torch.zeros(3, dtype=torch.double, device=device)
     for images, labels in batches:
@@ -66,57 +75,30 @@ def validation_sums(rung, batches, device, stop=None):
             labels = labels.to(outputs.device)
             loss, count = cross_entropy(outputs, labels) * len(labels), torch.ones_like(labels).sum()
             sums += torch.cat([score(loss, outputs, labels), count[None]]).to(device)
-        if stop and stop.seen():
-            return None
-    return sums
-
-
-def validate(rung, batches, device, stop):
-    """Return mean loss and accuracy over every validation image, once, over all ranks; None after a signal."""
-    sums = validation_sums(rung, batches, device, stop)
-    if sums is None:
-        return None
     loss, correct, count = sum_over_ranks(sums).tolist()
     return loss / count, correct / count
 
 
-def train(settings, place, build=None, validate=validate) -> int:
-    """Train one run of checked settings in this process's place of the world; return the exit status."""
+def train(settings, place, build=None, validate=validate):
+    """Train one run of checked settings in this process's place of the world."""
     run = Run(settings, place)  # gives the device, model, data and optimizer of the settings: training/setup.py
     rung = (build or builder(settings.rung))(run)
     loaders = run.loaders(rung)  # DistributedSampler(num_replicas=rung.replicas, rank=rung.replica)
-    progress = Progress(settings, loaders.steps_per_epoch)
-    rates = learning_rate(rung.optimizer, settings, progress.length)
-    checkpoints = Checkpoints(settings, rung, progress, rates)
-    resumed = checkpoints.resume()
-    if settings.compile:
-        compile_blocks(rung.model)  # each block in place, so that what wraps the model stays
-    stop = StopSignal(run.device, settings.log_every)
-    log = TrainingLog(run, rung, progress, stop, resumed)
-    with log, run.observers():  # profiler and timeline, where the settings ask for them
-        while progress.unfinished:
-            loaders.start_epoch(progress.epoch, progress.done)  # sampler.set_epoch: each epoch has an order of its own
+    length = loaders.steps_per_epoch
+    whole = settings.epochs * length if settings.epochs else settings.steps
+    last = min(settings.steps or whole, whole)  # --steps 20 --epochs 4 is the beginning of --epochs 4
+    rates = learning_rate(rung.optimizer, settings, whole)
+    with TrainingLog(run, rung, last) as log, run.recording():
+        for epoch in range(math.ceil(last / length)):
+            loaders.start_epoch(epoch)  # sampler.set_epoch: each epoch has an order of its own
             rung.model.train()
-            for images, labels in islice(loaders.train, progress.left):
+            for images, labels in islice(loaders.train, last - epoch * length):
                 with run.observed():
                     result = rung.step(images, labels)
-                progress.step += 1
-                log.step(result)  # stays on the device until log.flush(), which waits for it
+                log.step(epoch, result)  # stays on the device until log.flush(), which waits for it
                 rates.step()  # the learning rate of the next step
-                if stop.seen() or checkpoints.due():  # all ranks decide alike
-                    log.flush()
-                    checkpoints.save(must=stop.now)
-                    log.restart_clock()
-                if stop.now:
-                    return STOPPED
-            log.flush()
-            validation = validate(rung, loaders.validation, run.device, stop)
-            if stop.now:  # it may take longer than is left
-                checkpoints.save(must=True)
-                return STOPPED
-            log.epoch(validation)
-            progress.end_epoch(validation)
-    return 0
+            log.flush(epoch)
+            log.epoch(epoch, validate(rung, loaders.validation, run.device))
 
 
 def builder(rung) -> Callable:
@@ -126,4 +108,30 @@ def builder(rung) -> Callable:
 
 def main(doc, build):
     """Run a rung's file as a program: read its options, init_process_group (world/env.py), train, exit by a status."""
-    run_script(doc, Path(build.__code__.co_filename).stem, partial(train, build=build))
+    faulthandler.register(signal.SIGUSR2, all_threads=False)  # a rank that hangs then says where it is
+    rung, status = Path(build.__code__.co_filename).stem, 0
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = LineParser(prog=f"python -m mpdemo.rungs.{rung}", description=doc, formatter_class=layout)
+    add_options(parser, Settings, without=("rung",))
+    try:
+        settings, launcher = options_from(parser.parse_args(), Settings, rung=rung), read_launcher(os.environ)
+        settings = checked(settings, None if launcher["launcher"] == "none" else launcher["world_size"])
+        with join_world(1 if is_per_device(settings) else settings.devices, PATIENCE) as place:
+            train(settings, place, build)
+    except Exception as error:
+        status = report(error, own_rank() or "0")
+    end(status)  # tearing down a broken process group may hang, and the others are waiting for this end
+
+
+def report(error, rank) -> int:
+    """Say on stderr why this process ends; return its exit status. A mistake of all processes is said by rank 0."""
+    if isinstance(error, UserError):
+        time.sleep(MANNERS if rank != "0" else 0)  # it is ended in this time, unless the mistake is its own
+        print(f"mpdemo: error: {one_line(str(error))}", file=sys.stderr)
+        return error.status
+    if lost_a_peer(error):
+        time.sleep(AFTER_THE_LOST)  # the first rank to end is the one that is named
+        print(f"mpdemo: rank {rank} lost another rank and ends", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    return 1

@@ -64,7 +64,7 @@ def names_of(script, *arguments, run_name="script") -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(script.parent)
         patch.setattr(sys, "argv", [str(script), *arguments])
-        for module in ("gpt", "job", "train_gpt"):
+        for module in ("gpt", "job", "train_gpt", "train_ddp"):
             patch.setitem(sys.modules, module, None)  # afterwards all are what they were
             del sys.modules[module]
         return runpy.run_path(str(script), run_name=run_name)

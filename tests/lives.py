@@ -1,4 +1,4 @@
-"""What both soaks share: lives that are lived at the same time until the minutes are over, and their counts."""
+"""Lives of a soak, lived at the same time until the minutes are over, and their counts."""
 
 import argparse
 import concurrent.futures

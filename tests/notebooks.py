@@ -38,13 +38,12 @@ from project import environment, fresh_copy
 
 from mpdemo.paths import root
 from mpdemo.tools.cluster import Cluster
-from mpdemo.world.launch import start
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("03", "06", "10")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "12_which_one"
-TRAINS_SINGLE = "--rung single --recipe course"  # in a notebook's file
+TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 SKIP = "nbval-skip"  # nbval's own tag
 SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
@@ -224,7 +223,9 @@ def main() -> int:
         folder = root() / "mpdemo/notebook/player/recordings"
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler's own messages
-        status = start(["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load], 2) or status
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        lab = ["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load]
+        status = subprocess.run([*torchrun, *lab], env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode or status
         subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
     return status
 

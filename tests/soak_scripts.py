@@ -1,6 +1,6 @@
 """The scripts to take home, killed at random for a given time: nothing may be lost.
 
-    python tests/soak_scripts.py --minutes 10 --seed 3        what `make soak` runs after soak.py
+    python tests/soak_scripts.py --minutes 10 --seed 3        what `make soak` runs
 
 Each life is one training of `CASES`, most of them on this machine, every fourth by the batch script on a throw-away
 Slurm. Trouble comes at a random moment, the same command runs again, and so on. Then every loss of every step and

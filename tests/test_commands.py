@@ -74,15 +74,14 @@ WORDS = "é １ {} %s ~ * = -1 0 1 3 1.5 inf -inf nan 1e999 0x10 1,2 , 1,,2 True
 VALUES += [*WORDS.split(), "/dev/null", "/dev/full/x", "a:b", ":", "a.sbatch"]
 INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
-    "demo": ["start", "take_devices"],
-    "train": ["import_pytorch", "prepare_signals"],
+    "demo": ["check_room"],
     "plan": ["answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
     "render": ["check"],
     "rehearse": ["run_trials"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"]}
+NEEDED = {"plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"]}
 
 
 class Begun(Exception):

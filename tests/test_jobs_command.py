@@ -22,7 +22,7 @@ def launched(command, **words) -> str:
 
 
 STANDALONE = "python -m torch.distributed.run --standalone --nproc-per-node"
-TRAIN = "mpdemo train --rung ddp"
+DDP = "-m mpdemo.rungs.ddp"
 MEET = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' torchrun'
 
 
@@ -33,7 +33,8 @@ MEET = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' torchru
         ("torchrun --nproc_per_node 2 -m a --lr 1", 2, f"--nproc-per-node=2 {MEET} -m a --lr 1"),
         ("torchrun \\\n  a.py 'two words'", 1, f"{STANDALONE}=1 a.py 'two words'"),
         ("python -m a 1", 2, "--label python -m a 1"),
-        (f"{TRAIN} --processes 2 --recipe course", 1, f"python -m {TRAIN} --recipe course"),
+        (f"torchrun --standalone --nproc-per-node=2 {DDP}", 1, f"{STANDALONE}=2 {DDP}"),
+        (f"python {DDP} --steps 2", 2, f"--label python {DDP} --steps 2"),
         ("mpdemo same --device cpu -- a.py", 1, "python -m mpdemo same --device cpu -- a.py"),
     ],
 )
@@ -42,13 +43,14 @@ def test_the_batch_script_runs_what_the_terminal_runs(command, nodes, end):
 
 
 def test_a_training_run_has_the_processes_devices_and_folder_that_its_command_says():
-    two = spec_of("mpdemo train --rung ddp --processes=2 --recipe course")
+    two = spec_of(f"torchrun --nproc-per-node=2 {DDP}")
     assert (two.processes_per_node, two.out, two.name) == (2, "runs/train_ddp", "train_ddp")
-    assert spec_of("mpdemo train --rung ddp --recipe course") == two  # its default
-    assert spec_of("mpdemo train --rung hybrid --recipe course").world_size == 4
-    one = spec_of("mpdemo train --rung data_parallel --devices 2 --out runs/a", name="b")
+    by_srun = spec_of(f"python {DDP} --out=runs/b", processes_per_node=2)
+    assert (by_srun.launcher, by_srun.world_size, by_srun.out) == ("srun", 2, "runs/b")
+    one = spec_of("python -m mpdemo.rungs.data_parallel --out runs/a", name="b")
     assert (one.processes_per_node, one.gpus_per_process, one.out, one.name) == (1, 2, "runs/a", "b")
-    assert spec_of("mpdemo train --rung ddp --processes 1", nodes=2).world_size == 2
+    assert spec_of("python -m mpdemo.rungs.pipeline --form one-process --devices 4").gpus_per_process == 4
+    assert spec_of(f"python {DDP}", nodes=2).world_size == 2
 
 
 def test_each_command_has_a_folder_of_its_own_by_default():
@@ -92,8 +94,15 @@ SHELL = [  # what it would replace or act on, and what of it is shown
         ("torchrun --nproc-per-node=gpu a.py", "invalid int value: 'gpu'"),
         ("torchrun --nproc-per-node=0 a.py", "0 is not allowed"),
         ("torchrun --standalone", "which script"),
-        ("mpdemo train --rung dpp", "did you mean 'ddp'"),
-        ("mpdemo train --rung ddp --batchsize 2", "no '--batchsize'; did you mean '--batch-size'"),
+        ("python -m mpdemo.rungs.dpp", r"no module mpdemo.rungs.dpp; there are .*; did you mean 'ddp'\?"),
+        (
+            f"torchrun {DDP} --batchsize 2",
+            r"mpdemo.rungs.ddp: unknown argument '--batchsize'; did you mean '--batch-size'\?",
+        ),
+        (f"torchrun --nproc-per-node=3 {DDP}", "--batch-size 64 .all processes together. does not divide by 3 devices"),
+        (f"python {DDP}", "this is one alone; start them by torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs"),
+        ("torchrun --nproc-per-node=2 -m mpdemo.rungs.single", "was started as 2 processes; start 1"),
+        (f"torchrun {DDP} --lr", "--lr: expected one argument"),
     ],
 )
 def test_what_is_refused_takes_one_line(command, said):

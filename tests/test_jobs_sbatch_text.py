@@ -21,7 +21,7 @@ WORKER = str(PROGRAMS / "worker.py")
 def spec(**changes):
     values = {
         "name": "toy",
-        "command": ["-m", "mpdemo", "train", "--rung", "ddp", "--out", "runs/toy"],
+        "command": ["-m", "mpdemo.rungs.ddp", "--out", "runs/toy"],
         "out": "runs/toy",
     }
     return JobSpec(**(values | changes))

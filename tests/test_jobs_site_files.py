@@ -36,7 +36,7 @@ TRIALS = {
     "mahuika": ("--gpus-per-node=a100:4 ", "--partition=milan ", "--cpus-per-task=32 ", "--mem-per-gpu=32G "),
     "meluxina": ("--gpus-per-task=1 ", "--qos=short ", "--error=", "export NCCL_SOCKET_IFNAME=ib0\n"),
     "narval": ("--gpus-per-node=a100:4 ", "--mem-per-gpu=124G ", "\nexport TORCH_NCCL_ASYNC_HANDLING=1\n"),
-    "puhti": ("--gres=gpu:v100:4 ", "--mem=0 ", " python3 -m mpdemo train"),
+    "puhti": ("--gres=gpu:v100:4 ", "--mem=0 ", " python3 -m mpdemo.rungs.ddp"),
     "roihu": ("--gres=gpu:gh200:4 ", "OMP_NUM_THREADS"),
     "vista": ("--partition=gh ", "--nodes=2 ", "--ntasks-per-node=1 ", "--account=course "),
 }
@@ -46,7 +46,7 @@ def job(site):
     """A training run on two whole nodes."""
     out = "runs/toy"
     shape = {"nodes": 2, "processes_per_node": site.gpus_per_node or 4}
-    return JobSpec(name="toy", command=f"-m mpdemo train --rung ddp --out {out}".split(), out=out, **shape)
+    return JobSpec(name="toy", command=f"-m mpdemo.rungs.ddp --out {out}".split(), out=out, **shape)
 
 
 @pytest.fixture

@@ -57,5 +57,5 @@ def test_same_runs_a_script_with_the_python_of_another_environment(light):
 
 
 def test_what_needs_pytorch_says_what_to_install(light):
-    done = light("train", "--rung", "single")
+    done = light("demo")
     assert done.returncode == 2 and "Traceback" not in done.stderr and "not installed" in done.stderr

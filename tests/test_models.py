@@ -82,20 +82,14 @@ def test_the_transformers_patches_follow_the_image():
     assert model(torch.randn(2, 3, 56, 56)).shape == (2, 5)
 
 
-def test_a_stage_shares_parameters_and_the_last_one_ends_in_float32():
-    """Between the stages bf16 travels; what the loss is computed from has seven digits."""
+def test_a_stage_shares_parameters():
     model = build("convnet")
-    model.precision = torch.bfloat16
     first, second = model.cut([1])
     parameters = dict(model.named_parameters())
     assert second.names == ["layer2", "fc"]
     assert all(p is parameters[name] for name, p in second.named_parameters())
-    between = first(torch.randn(2, 1, 28, 28))
-    outputs = second(between)
-    assert (between.dtype, outputs.dtype) == (torch.bfloat16, torch.float32)
-    assert second.cut([1])[0](between).dtype == torch.bfloat16
-    outputs.sum().backward()
-    assert parameters["layer1.0.weight"].grad is not None and model(torch.randn(2, 1, 28, 28)).dtype == torch.float32
+    images = torch.randn(2, 1, 28, 28)
+    assert torch.equal(second.eval()(first.eval()(images)), model.eval()(images))
 
 
 @pytest.mark.parametrize("name", large_by_night(*MODELS))

@@ -125,11 +125,9 @@ def view(rows=(), log="", **changes):
 
 def test_the_view_of_a_running_job_is_readable():
     step = {"event": "step", "step": 7, "steps": 56, "loss": 1.5, "images_per_second": 250.0}
-    busy = {"peak_memory_mib": [412.3, 398.0], "utilisation": [0.9, 0.8], "mfu": 0.123}
-    rows = [step | busy, {"event": "epoch", "epoch": 0}]
+    rows = [step | {"peak_memory_mib": [412.3, 398.0]}, {"event": "epoch", "epoch": 0}]
     running = view(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
     facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s · memory 412, 398 MiB"
-    facts += " · 85% busy · MFU 12.3%"
     assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from programs import gpt_step
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
@@ -46,11 +47,17 @@ def test_a_plan_for_one_device_is_what_a_step_on_it_counts():
     gc.collect()
     images = {"channels": 1, "image_size": 28, "classes": 10, "norm": "batch"}
     model = OwnModel("transformer", (1, 28, 28), function=partial(of_course, "transformer", **images))
-    for parts, checkpointing in ((1, False), (4, False), (1, True)):
-        request = PlanRequest(model, 64, optimizer="adamw")
-        planned = own.replicated(request, parts=(parts,), checkpointing=checkpointing).memory
-        peak, _ = counted(optimizer="adamw", microbatches=parts, activation_checkpointing=checkpointing)
-        assert planned == pytest.approx(sum(peak), rel=0.05), (parts, checkpointing)
+    for parts in (1, 4):
+        planned = own.replicated(PlanRequest(model, 64, optimizer="adamw"), parts=(parts,)).memory
+        peak, _ = counted(optimizer="adamw", microbatches=parts)
+        assert planned == pytest.approx(sum(peak), rel=0.05), parts
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_plan_in_bf16_and_with_recomputation_is_what_a_step_of_the_script_counts(bf16, recompute):
+    (peak,) = peak_of_a_step(gpt_step.Steps(torch.device("cpu"), 64, bf16, recompute))
+    assert gpt_step.planned(64, bf16, recompute) == pytest.approx(sum(peak), rel=0.05)
 
 
 def test_a_plan_leaves_nothing_behind():

@@ -17,7 +17,7 @@ WATCHER = "tools/same/mpdemo_watcher/private_torch.py"
 METHODS = {  # of objects, which no import shows
     "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "models/private_torch.py",
     "torch.autograd.Variable._execution_engine.run_backward": "models/private_torch.py",
-    "torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops": "training/private_torch.py",
+    "torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops": "models/private_torch.py",
     "torch.cuda._lazy_init": WATCHER,
     "torch.distributed.pipelining.stage._PipelineStageBase": WATCHER,
     "torch.nn.SyncBatchNorm._check_input_dim": WATCHER,

@@ -46,7 +46,7 @@ from mpdemo.paths import root
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 247, "train_ddp.py": 321, "job.py": 375}
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
-OTHERS, ALL_LINES = 200, 2440  # of any other one, of all
+OTHERS, ALL_LINES = 200, 2500  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -349,6 +349,41 @@ def test_the_batch_script_trains_on_two_nodes(cluster, single, copy):
     log = submit_and_wait(copy, "train_ddp.py", f"--nodes={nodes}", "--gpus-per-node=1")
     assert f"rank {nodes - 1} of {nodes} on cpu" in log
     assert losses(log) == pytest.approx(single, abs=TOLERANCE)
+
+
+# --- ResNet-50 on ImageNet
+
+
+def test_a_resnet_trains_on_folders_of_images_and_resumes_what_was_killed(copy, jpegs):
+    """Two epochs of five steps, small images; batch norm and random crops. The kill comes in the second save."""
+    small = [(" = 90, 256, 8", " = 2, 8, 1"), ("25_000, 5_000", "2, 2"), ("SIZE = 224", "SIZE = 32")]
+    whole = launch(copy, "train_imagenet.py", "whole", "--data", jpegs, processes=2, changes=small)
+    kill = (
+        "            os.fsync(",
+        "            state['steps'] == 4 and os.kill(os.getpid(), 9)\n            os.fsync(",
+    )
+    sound = (copy / "train_ddp.py").read_text()
+    change(copy / "train_ddp.py", [kill])
+    launch(copy, "train_imagenet.py", "a", "--data", jpegs, processes=2, changes=small, fails=True)
+    assert [path.name for path in copy.glob("a-*.pt")] == ["a-2.pt"]
+    (copy / "train_ddp.py").write_text(sound)
+    resumed = launch(copy, "train_imagenet.py", "a", "--data", jpegs, processes=2, changes=small)
+    assert len(losses(whole)) == 2 and losses(resumed) == pytest.approx(losses(whole), abs=TOLERANCE)
+    assert loaded(copy / "a-10.pt")["model"]["fc.weight"].shape == (10, 2048)
+
+
+@pytest.mark.parametrize(("classes", "said"), [
+    ({"train": "ab", "val": "ac"}, "train/ and val/ have different classes"),
+    ({"train": "ab"}, "is not laid out like ImageNet (FileNotFoundError: "),
+])  # fmt: skip
+def test_folders_that_are_no_imagenet_are_one_line(copy, jpegs, tmp_path, classes, said):
+    image = next((jpegs / "train").rglob("*.jpg"))
+    for part, names in classes.items():
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            shutil.copy(image, tmp_path / part / name)
+    printed = launch(copy, "train_imagenet.py", "a", "--data", tmp_path, fails=True)
+    assert printed.count(said) >= 1 and "Traceback" not in printed.partition(said)[0], printed
 
 
 # --- job.py: what a model begins with, and its checkpoints

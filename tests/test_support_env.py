@@ -55,9 +55,6 @@ def test_a_pytorch_that_is_too_old_is_refused(run_mpdemo, quick_torch):
     module.write_text(module.read_text().replace("'99'", "'1.8.0+cu111'"))
     done = run_mpdemo("env", **quick_torch)
     assert "[FAIL] PyTorch 1.8.0+cu111, torchvision 99: torch 1.8.0+cu111 is too old; allowed: >=2.11" in done.stdout
-    done = run_mpdemo("train", "--rung", "single", **quick_torch)
-    assert done.returncode == 2
-    assert "torch 1.8.0+cu111 is too old" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_on_the_cluster(run_mpdemo, cluster, quick_torch):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 from mpdemo.paths import root
-from mpdemo.world.launch import start
+from mpdemo.world import supervisor, warm
 
 EQUALITY, TRAIN = "tests/programs/equality.py", "tests/programs/training.py"
 FORKS = multiprocessing.get_context("forkserver")
@@ -45,6 +45,14 @@ def run_worlds(folder, worlds) -> str:
     done = forked(folder, start_all, worlds, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def start(command, processes) -> int:
+    """Run ``python COMMAND`` in processes of this machine that are forked with what is imported; return the status."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    job = {"name": "test", "command": command, "processes": processes, "torchrun": True, "grace": 5.0}
+    job |= {"cwd": os.getcwd(), "environment": environment, "run_program": warm.run_program}
+    return supervisor.supervise(job)["exit_status"]
 
 
 def start_all(worlds) -> str | None:

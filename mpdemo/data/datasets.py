@@ -55,7 +55,7 @@ class SplitDataset:
 class SeededAugmentation(Dataset):
     """A data set whose random augmentation depends on the seed, the epoch and the image, and on nothing else.
 
-    So image 17 of epoch 3 is cropped in the same way in a run on one device, on four, and in a resumed run.
+    So image 17 of epoch 3 is cropped in the same way in a run on one device and on four.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:

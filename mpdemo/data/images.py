@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.world.say import log
+from mpdemo.world.say import log, own_rank
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 
@@ -79,7 +79,7 @@ def ending(path) -> str:
 
 def tell_left_out(folder, left_out):
     """Say once how many files are not read, and what their names end in."""
-    if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    if left_out and own_rank() in (None, "0"):
         kinds = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5))
         log.warning("%d files in %s are not read: %s", left_out.total(), folder, kinds)
 

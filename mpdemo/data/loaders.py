@@ -10,22 +10,6 @@ from mpdemo.data.datasets import SeededAugmentation
 from mpdemo.errors import UserError
 
 
-class ResumableDistributedSampler(DistributedSampler):
-    """PyTorch's DistributedSampler, able to start an epoch where an interrupted run stopped.
-
-    In each epoch all ranks shuffle the images in the same way, and rank r of n takes images r, r + n, r + 2 n, ... of
-    that order. So the ranks together train on the same images in each step, whatever their number.
-    """
-
-    start = 0  # samples of this rank that were used before the interruption
-
-    def __iter__(self):
-        return iter(list(super().__iter__())[self.start :])
-
-    def __len__(self):
-        return self.num_samples - self.start
-
-
 def labels_only(dataset) -> TensorDataset:
     """Return the labels without the images, which are never decoded: for a rank that computes a cut model's loss."""
     labels = labels_of(dataset)
@@ -56,32 +40,26 @@ def equal_batches(count, batch, replicas, replica) -> list[list[int]]:
 
 
 class Batches:
-    """The batches of a DataLoader, moved to a device, the images as bytes, and normalised there.
-
-    A bad file is one line here also where a loader process met it: PyTorch puts its traceback around the message.
-    """
+    """The batches of a DataLoader, moved to a device, the images as bytes, and normalised there."""
 
     def __init__(self, loader, data, device=None):
         self.loader, self.data, self.device = loader, data, device
 
     def __iter__(self):
-        try:
-            for images, labels in self.loader:
-                images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
-                yield self.data.prepare(images), labels
-        except UserError as error:
-            raise UserError(str(error).rstrip().rpartition("UserError: ")[2]) from None
+        for images, labels in self.loader:
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
+            yield self.data.prepare(images), labels
 
 
 class Loaders:
     """Training and validation batches of one rank: iterate over `train` and `validation`.
 
     Of `batch_size` images per step each of `replicas` copies of the model takes an equal share; this rank belongs to
-    number `replica`. `workers` are loader processes; without `images` there are labels only, in the same order. Images
-    are normalised on `device`, by default where they are.
+    number `replica`. Without `images` there are labels only, in the same order. Images are normalised on `device`, by
+    default where they are.
     """
 
-    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, images=True, device=None):
+    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, images=True, device=None):
         train, validation = data.train, data.validation
         if len(train) < batch_size:
             wrong = f"batch of {batch_size} images, but only {len(train)} to train on"
@@ -91,24 +69,24 @@ class Loaders:
             raise UserError(f"{wrong}; allowed: {len(validation)} replicas or fewer")
         if not images:
             train, validation = labels_only(train), labels_only(validation)
-        self.batch = batch_size // replicas
+        batch = batch_size // replicas
         self.steps_per_epoch = len(train) // batch_size  # a last, smaller batch is left out
-        self.sampler = ResumableDistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
+        # in each epoch all ranks shuffle alike, and rank r of n takes images r, r + n, r + 2 n, ... of that order: so
+        # the ranks together train on the same images in each step, whatever their number
+        self.sampler = DistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
         common = {
-            "num_workers": workers,
             "pin_memory": device is not None and device.type == "cuda",  # copies to a GPU run in the background
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
-        own = DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common)
+        own = DataLoader(train, batch, sampler=self.sampler, drop_last=True, **common)
         # every validation image exactly once over all replicas; DistributedSampler would repeat some to even out
-        shares = equal_batches(len(validation), self.batch, replicas, replica)
+        shares = equal_batches(len(validation), batch, replicas, replica)
         self.train = Batches(own, data, device)
         self.validation = Batches(DataLoader(validation, batch_sampler=shares, **common), data, device)
 
-    def start_epoch(self, epoch, steps_done=0):
-        """Shuffle for this epoch; skip the batches of `steps_done` steps that are done already."""
+    def start_epoch(self, epoch):
+        """Shuffle for this epoch."""
         self.sampler.set_epoch(epoch)  # without this every epoch has the same order
-        self.sampler.start = steps_done * self.batch
         dataset = self.train.loader.dataset
         if isinstance(dataset, SeededAugmentation):
             dataset.epoch = epoch

@@ -1,6 +1,6 @@
 """Jobs: a command or a `JobSpec`, written as a batch script, submitted, followed; by Slurm or on this machine.
 
-    spec = spec_of("mpdemo train --rung ddp --processes 2 --out runs/ddp")
+    spec = spec_of("torchrun --standalone --nproc-per-node=2 -m mpdemo.rungs.ddp --out runs/ddp")
     print(render(spec, load_site()))
     job = submit(spec)
     job.wait(timeout=300)

@@ -148,7 +148,7 @@ class Job:
     def warn(self) -> None:
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
 
-        A training run then stops with a checkpoint. `UserError` where the job does not run. Taught in notebook 10.
+        A program that listens saves and stops then. `UserError` where the job does not run. Taught in notebook 10.
         """
         if self.state != "running":
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")

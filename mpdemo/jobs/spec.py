@@ -7,6 +7,7 @@ On several nodes the line counts for each node, and the batch script adds what s
 import re
 import shlex
 import zlib
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -16,10 +17,10 @@ from pydantic.dataclasses import dataclass
 from mpdemo.errors import UserError, did_you_mean, one_line_errors, text_of
 from mpdemo.jobs import slurm
 from mpdemo.jobs.site import Launcher, Line, TimeLimit
-from mpdemo.options import Parser, add_options, as_arguments
-from mpdemo.settings import Settings, checked
+from mpdemo.options import LineParser, add_options, options_from
+from mpdemo.settings import RUNGS, Settings, checked, is_per_device
 
-COURSE = ("-m", "mpdemo")
+COURSE, RUNG = ("-m", "mpdemo"), "mpdemo.rungs."
 # What a shell would not hand on as it is written: the beginning of its syntax where nothing quotes it.
 SHELL = re.compile(
     r"[();<>|&\r\n`]+|\$[\w{(@*#?$!'-]\w*}?|[*?]|\[[^\s\]]+\]|\{[^\s{}]*(?:,|\.\.)[^\s{}]*\}|(?<![^\s=:])~|(?<!\S)#"
@@ -100,14 +101,6 @@ class JobSpec:
         return self.processes_per_node * self.gpus_per_process
 
 
-class LineParser(Parser):
-    """A parser that raises its mistakes, for a cell."""
-
-    def error(self, message):
-        """Raise what was wrong."""
-        raise UserError(f"{self.prog}: {message}")
-
-
 def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any) -> JobSpec:
     """Return the job of a command; see `mpdemo.notebook.course.run`, which also takes `nodes`, `name` and `words`.
 
@@ -126,10 +119,10 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
         words = {"launcher": "torchrun", "processes_per_node": processes} | words
     else:
         arguments = (*COURSE, *rest) if program == "mpdemo" else tuple(rest)
-    if arguments[:3] == (*COURSE, "train"):
-        arguments, found = training(arguments[3:], nodes)
-        name = name or found["out"].rpartition("/")[2]
-        return JobSpec(**{"name": name, "command": arguments, "nodes": nodes} | found | words)
+    rung = of_rung(arguments)
+    if rung:
+        words = {"out": rung.out, "gpus_per_process": 1 if is_per_device(rung) else checked(rung).devices} | words
+        name = name or rung.out.rpartition("/")[2]
     of_course = arguments[2] if arguments[:2] == COURSE else ""
     words = {"launcher": "srun"} | NEEDS.get(of_course, {}) | words
     if arguments == ("-m",):
@@ -137,7 +130,10 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
     what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[2].strip("-")
     what = re.sub(r"[\x00-\x1f\x7f]", "", what)
     name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode(errors='replace')) & 0xFFFF:04x}"
-    return JobSpec(**{"name": name, "command": arguments, "out": f"runs/{name}", "nodes": nodes} | words)
+    spec = JobSpec(**{"name": name, "command": arguments, "out": f"runs/{name}", "nodes": nodes} | words)
+    if rung:  # whose options are refused before it waits in a queue
+        checked(rung, None if program == "python" and spec.world_size == 1 else spec.world_size)
+    return spec
 
 
 def words_of(command) -> list[str]:
@@ -179,19 +175,15 @@ def by_torchrun(words, nodes) -> tuple:
     return (*["-m"][: given.m], *given.program), given.nproc_per_node
 
 
-def training(words, nodes) -> tuple:
-    """Return the arguments of a training run without ``--processes``, which the batch script starts, and its words."""
-    parser = LineParser(prog="mpdemo train", add_help=False)
-    add_options(parser, Settings)
-    options, unknown = parser.parse_known_args(words)
-    if unknown:
-        raise UserError(f"mpdemo train takes no {unknown[0]!r}{did_you_mean(unknown[0], parser.option_strings())}")
-    settings = checked(Settings(**vars(options)))
-    vars(options).pop("processes", None)
-    found = {"out": settings.out}
-    if settings.form == "one-process":
-        found["gpus_per_process"] = settings.devices
-    else:
-        found["processes_per_node"] = settings.processes
-        checked(Settings(**vars(options)), nodes * settings.processes)
-    return (*COURSE, "train", *as_arguments(vars(options))), found
+def of_rung(arguments) -> Settings | None:
+    """Return the settings of a strategy's own program, ``-m mpdemo.rungs.ddp``; None for another one."""
+    if arguments[0] != "-m" or not "".join(arguments[1:2]).startswith(RUNG):
+        return None
+    module, options = arguments[1], arguments[2:]
+    rung = module.removeprefix(RUNG)
+    if rung not in RUNGS:
+        raise UserError(f"no module {module}; there are {RUNG}{{{','.join(RUNGS)}}}{did_you_mean(rung, RUNGS)}")
+    parser = LineParser(prog=module, add_help=False)
+    add_options(parser, Settings, without=("rung",))
+    settings = options_from(parser.parse_args(options), Settings, rung=rung)
+    return replace(settings, out=settings.out or f"runs/train_{rung}")

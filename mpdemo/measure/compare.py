@@ -18,22 +18,20 @@ from mpdemo.measure.paired import ratio, to_row
 from mpdemo.measure.timeline import predict_seconds
 from mpdemo.measure.trial import (
     Trial,
-    form_of,
-    is_per_device,
-    join_world,
     record_updates,
     recorded_steps,
     relative_difference,
 )
-from mpdemo.settings.rules import CUT_RUNGS, records_timeline
+from mpdemo.settings import CUT_RUNGS, is_per_device, records_timeline
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import build_model
 from mpdemo.world import clock
-from mpdemo.world.collectives import gather_objects, rest
+from mpdemo.world.collectives import gather_objects, rest, sum_over_ranks
 from mpdemo.world.devices import shared_cores
+from mpdemo.world.env import join_world
 
 WARMUP = 2  # rounds that are not counted
-SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
+SINGLE, INDEPENDENT = "single", "independent"  # names of what is compared with
 THREADS = (
     "data_parallel (threads): nn.DataParallel needs GPUs. On CPU cores, threads of one process do the same moves and "
     "share its memory, so this row says nothing about the speed of nn.DataParallel."
@@ -62,29 +60,33 @@ class Comparison:
         self.trials[name] = Trial(settings, self.world, *self.given) if active else None
         return self.trials[name]
 
-    def run(self, rounds, warmup=WARMUP, title=None, batches=None):
+    def run(self, rounds, warmup=WARMUP, title=None):
         """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
         Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place.
-        An iterator `batches` gives each round a batch of its own, so that all are trained.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
-            batch = next(batches) if batches else None
             for name, trial in random.Random(number).sample(list(self.trials.items()), len(self.trials)):
-                seconds = self._time_step(trial, batch)
+                seconds = self._time_step(trial)
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 
-    def _time_step(self, trial, batch):
+    def _time_step(self, trial):
         """Return the seconds from the moment all ranks are ready until all are done."""
         rest()
         begin = time.perf_counter()
         if trial:
-            trial.step(batch)
+            trial.step()
             for device in trial.devices:
                 clock.wait(device)
         rest()
         return time.perf_counter() - begin
+
+    def loss(self, name) -> float:
+        """Do one more step; return its loss over the whole batch. All ranks must call this."""
+        trial = self.trials[name]
+        loss = trial.step() if trial else torch.zeros((), device=self.world.device)
+        return sum_over_ranks(loss.double()).item() / (trial.rung.replicas if trial else 1)
 
     def median(self, name) -> float:
         """Median seconds per step."""
@@ -96,15 +98,12 @@ def compare(variants, world, *given) -> Comparison:
     comparison = Comparison(world, *given)
     single = variants[SINGLE]
     for name, settings in variants.items():
-        timeline = records_timeline(settings.rung, form_of(settings))  # its upper bound is read from it
+        timeline = records_timeline(settings)  # its upper bound is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.rung.optimizer, trial.run.recorder)
     comparison.errors = gradient_differences(comparison)
     comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
-    in_parts = [s for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)]
-    for settings in in_parts[:1]:  # one process on one device, which computes the same microbatches
-        comparison.add(IN_PARTS, replace(single, microbatches=settings.microbatches))
     return comparison
 
 
@@ -115,9 +114,8 @@ def measured_rows(comparison, variants) -> list[dict]:
         seconds = comparison.seconds[name]
         least = least_seconds(comparison, name, settings)
         threads = settings.rung == "data_parallel" and comparison.world.device.type == "cpu"
-        row = {"rung": settings.rung, "strategy": settings.rung + " (threads)" * threads, "form": form_of(settings)}
+        row = {"rung": settings.rung, "strategy": settings.rung + " (threads)" * threads}
         row["note"] = THREADS if threads else None
-        row["processes"] = comparison.world.world_size if is_per_device(settings) else 1
         row["device_type"] = comparison.world.device.type
         row["images_per_second"] = settings.batch_size / comparison.median(name)
         fraction = ratio(least, seconds)
@@ -134,21 +132,13 @@ def least_seconds(comparison, name, settings) -> list[float]:
     """Return the least that a variant's step could take, in each round; all ranks must call this.
 
     Where the devices share the batch or each layer: as long as processes that do not talk to each other. Where the
-    model is cut: as the schedule is simulated, with the operations' times of the same step. A CPU operator blocks the
-    one process that drives several devices, so these never overlap: as long as the single device with such parts.
+    model is cut: as the schedule is simulated, with the operations' times of the same step.
     """
     if settings.rung == SINGLE:
         return comparison.seconds[SINGLE]
     if settings.rung not in CUT_RUNGS:
         return comparison.seconds[INDEPENDENT]
-    if not is_per_device(settings):
-        if comparison.world.device.type == "cpu":
-            return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
-        others = [other for other in comparison.trials.values() if other and other.s.rung == settings.rung]
-        trial = next(other for other in others if is_per_device(other.s))
-    else:
-        trial = comparison.trials[name]
-    cores = shared_cores()
+    trial, cores = comparison.trials[name], shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
     return [predict_seconds(step, schedule, cores) for step in timed]
@@ -175,8 +165,3 @@ def model_and_batch(settings):
     images = dataset.prepare(images)
     model = build_model(replace(settings, image_size=images.shape[-1]), dataset.classes, dataset.channels)
     return model, (images, labels)
-
-
-def as_variants(rows) -> dict:
-    """Return settings by name, as `compare` takes them: "single" first, and each other one as RUNG FORM."""
-    return {SINGLE if s.rung == SINGLE else f"{s.rung} {form_of(s)}": s for s in rows}

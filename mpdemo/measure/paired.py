@@ -96,5 +96,11 @@ def from_row(row: dict[str, Any], name: str) -> Ratio:
     return Ratio(row[name], *(row[_interval_of(name)] or ()))
 
 
+def speed_texts(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return a row's speed-up, its upper bound, and the fraction of the bound, with their 95 % intervals."""
+    speed, fraction = (str(from_row(row, name)) for name in ("speedup", "fraction_of_bound"))
+    return speed, f"{row['bound']:.2f}", fraction + ", at the bound" * row["at_bound"]
+
+
 def _interval_of(name: str) -> str:
     return f"{name.removesuffix('_of_bound')}_interval"  # fraction_of_bound has fraction_interval

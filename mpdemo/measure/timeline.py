@@ -23,7 +23,7 @@ def load(folder):
     """Return all steps recorded in a run's folder, each a list of rows sorted by rank and start."""
     paths = sorted(Path(folder).glob("timeline-rank*.json"))
     if not paths:
-        raise UserError(f"no timeline-rank*.json in {folder}; record one with: mpdemo train --timeline ...")
+        raise UserError(f"no timeline-rank*.json in {folder}; record one with: --timeline")
     ranks = [json.loads(path.read_text())["steps"] for path in paths]
     return [merge(parts) for parts in zip(*ranks, strict=True)]
 

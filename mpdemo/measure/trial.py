@@ -19,15 +19,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mpdemo.measure import spans, timeline, traces
+from mpdemo.models.private_torch import all_threads
 from mpdemo.predict.counting import local
 from mpdemo.run import builder
-from mpdemo.settings import RUNG_FORMS, checked
-from mpdemo.training.private_torch import all_threads
+from mpdemo.settings import checked, is_per_device
 from mpdemo.training.recorder import around, mark
-from mpdemo.training.setup import Run, build_model, compile_blocks
+from mpdemo.training.setup import Run, build_model
 from mpdemo.world.collectives import gather_objects, rest, whole
-from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
-from mpdemo.world.processes import end_with_parent
+from mpdemo.world.env import ALLOWED_CORES, World
 
 RECORDED = 5  # steps under the profiler; the first and the last are not used
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
@@ -50,8 +49,6 @@ class Trial:
         self.rung = builder(self.s.rung)(self.run)
         self.devices = self.run.devices
         self.start = [buffer.clone() for buffer in self.rung.model.buffers()]
-        if self.s.compile:
-            compile_blocks(self.rung.model)
 
     def share(self):
         """Return this process's share of the trial's batch (images, labels), on its device."""
@@ -60,9 +57,8 @@ class Trial:
         images = images if self.rung.images else images.new_empty(len(images), 0)
         return [tensor.to(self.run.device, non_blocking=True) for tensor in (images, labels)]
 
-    def step(self, batch=None, within=None):
-        """Do one step, on the trial's batch by default, `within` a context; return its loss, still on the device."""
-        self.batch = batch or self.batch
+    def step(self, within=None):
+        """Do one step, `within` a context; return its loss, still on the device."""
         with self.cores(), self.run.observed():
             images, labels = self.share()
             with within or nullcontext():
@@ -166,16 +162,6 @@ def recorded_steps(trial) -> list:
     return [timeline.merge(step) for step in zip(*ranks, strict=True)]
 
 
-def form_of(settings) -> str:
-    """Return the form of a rung, the default where none is asked for."""
-    return settings.form or RUNG_FORMS[settings.rung][0]
-
-
-def is_per_device(settings) -> bool:
-    """Whether these settings, checked or not, ask for one process per device."""
-    return form_of(settings) == "per-device"
-
-
 def random_batch(settings):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator = torch.Generator().manual_seed(1)
@@ -194,13 +180,3 @@ def relative_difference(values, reference) -> float:
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
     apart = {name: (value.double().cpu() - reference[name].double().cpu()).norm() for name, value in values.items()}
     return max((norm.item() / max(norms[name], floor) for name, norm in apart.items()), default=0.0)
-
-
-@contextmanager
-def join_world():
-    """Join the processes that were started; yields this one's `World`."""
-    end_with_parent()
-    world = where_am_i()
-    claim_cores(world)
-    with process_group(world):
-        yield world

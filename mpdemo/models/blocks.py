@@ -6,12 +6,10 @@ channels, S image size (pixels).
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import count, pairwise
+from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 
 class Blocks(nn.Module):
@@ -24,10 +22,7 @@ class Blocks(nn.Module):
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.names = list(blocks)  # in order
-        self.precision: torch.dtype | None = None  # that autocast uses, None for plain float32
-        self.checkpointing = False  # whether the backward pass computes every block once more
         self.input_shape: tuple[int, int, int] | None = None  # (C, S, S) of an image, for a whole model
-        self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
             parent: nn.Module = self
             *containers, own = name.split(".")
@@ -42,11 +37,8 @@ class Blocks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply all blocks: x (B, C, S, S) or an earlier stage's output -> this stage's output."""
-        twice = self.checkpointing and torch.is_grad_enabled()
-        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-            for block in self.blocks():
-                x = recomputed(block, x) if twice else block(x)
-        x = x.float() if self.names[-1] == self.last else x
+        for block in self.blocks():
+            x = block(x)
         return x.contiguous()
 
     def blocks(self) -> list[nn.Module]:
@@ -55,11 +47,7 @@ class Blocks(nn.Module):
 
     def some(self, names: Iterable[str]) -> "Blocks":
         """Return the blocks of these names as a model that shares their parameters."""
-        some = Blocks({name: self.get_submodule(name) for name in names})
-        some.precision = self.precision
-        some.checkpointing = self.checkpointing
-        some.last = self.last
-        return some
+        return Blocks({name: self.get_submodule(name) for name in names})
 
     def stage(self, start: int, stop: int) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
@@ -68,19 +56,3 @@ class Blocks(nn.Module):
     def cut(self, points: Iterable[int]) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
         return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
-
-
-def recomputed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
-
-    Taught in notebooks/12_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
-    """
-    passes = count()
-
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        if next(passes) == 0:
-            return block(x)
-        buffers = {name: buffer.clone() for name, buffer in block.named_buffers()}
-        return functional_call(block, buffers, (x,))  # this batch is in batch norm's running statistics already
-
-    return checkpoint(compute, x, use_reentrant=False)

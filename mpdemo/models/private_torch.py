@@ -1,4 +1,4 @@
-"""PyTorch's private parts that models and plans need. What a new PyTorch may move is found here.
+"""PyTorch's private parts that the course and plans need. What a new PyTorch may move is found here.
 
 tests/test_private_pytorch.py tries each by its name.
 """
@@ -36,3 +36,13 @@ def backward(loss):
 def without_cuda_guards():
     """Let the fake modes that PyTorch enters by itself (DTensor does) leave CUDA's guard alone too, for a while."""
     return patch.object(FakeTensorMode, "avoid_device_init", False)
+
+
+def skip_handshake(stage):
+    """Let a ``PipelineStage`` open its channels without a handshake: at the foot of ZBV's V it would send to itself."""
+    stage._get_init_p2p_neighbors_ops = list
+
+
+def all_threads():
+    """Return what makes torch.profiler record every thread, also those that ran before it."""
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

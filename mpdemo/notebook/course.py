@@ -1,14 +1,12 @@
 """What every notebook uses: `run` starts a job, `measure` times a strategy, `show` displays source, `check` judges.
 
-    job = run("torchrun --standalone --nproc-per-node=2 notebooks/scripts/first_ddp.py")
-    print(job.output())                      # waits for the end
-    job = run("mpdemo train --rung ddp --recipe course")
-    await job                                # live
-    row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
-    ladder()                                 # every strategy so far
-    beside("train_single", job.output())     # this run, an H100's record, and yours
-
-The settings of ``--recipe course`` are those of `mpdemo.settings.recipe`.
+job = run("torchrun --standalone --nproc-per-node=2 notebooks/scripts/first_ddp.py")
+print(job.output())                      # waits for the end
+job = run("torchrun --standalone --nproc-per-node=2 -m mpdemo.rungs.ddp --out runs/train_ddp")
+await job                                # live
+row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
+ladder()                                 # every strategy so far
+beside("train_single", job.output())     # this run, an H100's record, and yours
 """
 
 import os

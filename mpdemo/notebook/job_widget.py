@@ -74,10 +74,6 @@ class JobView:
             yield f"{latest['images_per_second']:.0f} images/s"
         if "peak_memory_mib" in latest:
             yield f"memory {', '.join(f'{mib:.0f}' for mib in latest['peak_memory_mib'])} MiB"
-        if shares := latest.get("utilisation"):
-            yield f"{sum(shares) / len(shares):.0%} busy"
-        if "mfu" in latest:
-            yield f"MFU {latest['mfu']:.1%}"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""

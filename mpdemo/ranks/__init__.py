@@ -7,7 +7,7 @@ computation could hang. They end with this process, however it ends. What each o
 import re
 
 from mpdemo.ranks.group import CellFailed, Processes
-from mpdemo.world.launch import lost_a_peer
+from mpdemo.world.processes import lost_a_peer
 
 __all__ = ["CellFailed", "Processes", "run_program"]
 PATIENCE = 1.0  # s for which other ranks may still report, once a rank of a program has failed

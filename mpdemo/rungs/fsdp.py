@@ -14,9 +14,9 @@ from mpdemo.run import Rung, main, score
 
 def build(run):
     model = run.model()  # on the CPU: no device ever holds it whole, blocks move there one by one
-    sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
+    mesh = init_device_mesh(run.device.type, (run.world,))
     for module in [*model.blocks(), model]:  # each is gathered as one unit
-        fully_shard(module, **sharding)
+        fully_shard(module, mesh=mesh)
     optimizer = run.optimizer(model.parameters())
 
     def step(images, labels):

@@ -33,7 +33,7 @@ def build(run):
     same_stage = mesh.get_group("dp")
     local = run.local_stages(mesh.get_group("pp"))  # a pipeline over the processes of this replica
     for module in local.shardable() if run.s.sharded else []:  # every block, then every stage
-        fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
+        fully_shard(module, mesh=mesh["dp"])
     make = get_schedule_class(run.s.schedule)
     schedule = make(local.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
     optimizer = run.optimizer(local.model.parameters())

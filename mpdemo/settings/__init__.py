@@ -1,8 +1,19 @@
-"""Every setting of a training run, said once (train.py) and checked once, also which ones go together (rules.py).
+"""Every setting of a training run, said and checked once (train.py); the models' blocks; the pipelines' schedules."""
 
-Both need to know the blocks of the models (cuts.py) and the schedules of pipelines (schedules.py). None needs PyTorch.
-"""
+from mpdemo.settings.train import (
+    CUT_RUNGS,
+    MODELS,
+    NORMS,
+    RUNG_FORMS,
+    RUNGS,
+    Count,
+    Pixels,
+    Settings,
+    checked,
+    equal_cut,
+    is_per_device,
+    records_timeline,
+)
 
-from mpdemo.settings.train import MODELS, NORMS, RUNG_FORMS, RUNGS, Count, Pixels, Settings, checked, equal_cut, recipe
-
-__all__ = ["MODELS", "NORMS", "RUNGS", "RUNG_FORMS", "Count", "Pixels", "Settings", "checked", "equal_cut", "recipe"]
+__all__ = ["CUT_RUNGS", "MODELS", "NORMS", "RUNGS", "RUNG_FORMS", "Count", "Pixels", "Settings", "checked"]
+__all__ += ["equal_cut", "is_per_device", "records_timeline"]

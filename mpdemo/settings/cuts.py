@@ -5,7 +5,7 @@ So a command line or a notebook refuses an impossible cut at once. Taught in not
 
 from itertools import pairwise
 
-from mpdemo.errors import UserError
+from mpdemo.errors import QUOTED, UserError
 
 DEPTH = 8  # equal blocks of the transformer and of the convolution stack
 PATCH, HEADS = 7, 6  # of the transformer: pixels per side of a token, heads of its attention
@@ -37,10 +37,12 @@ def resolve_cut(names, cut, stages) -> list[int]:
         return [round(count * i / stages) for i in range(1, stages)]
     points = [_cut_point(names, entry) for entry in (cut.split(",") if isinstance(cut, str) else cut)]
     if len(points) != stages - 1:
-        raise UserError(f"the cut {cut!r} gives {len(points) + 1} stages, but {stages} are wanted: name {stages - 1}")
+        raise UserError(
+            f"the cut {QUOTED.repr(cut)} gives {len(points) + 1} stages, but {stages} are wanted: name {stages - 1}"
+        )
     if any(start >= stop for start, stop in pairwise([0, *points, count])):
         raise UserError(
-            f"the cut {cut!r} leaves a stage empty or is not increasing (block numbers {points}); "
+            f"the cut {QUOTED.repr(cut)} leaves a stage empty or is not increasing (block numbers {points}); "
             f"allowed: increasing, from 1 to {count - 1}"
         )
     return points
@@ -60,8 +62,7 @@ def _cut_point(names, entry) -> int:
     entry = str(entry).strip()
     if entry in names:
         return names.index(entry) + 1
-    if entry.isdecimal() and 1 <= int(entry) < len(names):
+    if entry.isdecimal() and len(entry) < 5 and 1 <= int(entry) < len(names):
         return int(entry)
-    raise UserError(
-        f"cannot cut after {entry!r}; allowed: a number from 1 to {len(names) - 1} or a block: {', '.join(names[:-1])}"
-    )
+    allowed = f"a number from 1 to {len(names) - 1} or a block: {', '.join(names[:-1])}"
+    raise UserError(f"cannot cut after {QUOTED.repr(entry)}; allowed: {allowed}")

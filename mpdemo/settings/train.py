@@ -1,45 +1,29 @@
-"""Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
+"""Every setting of a training run, said once and checked once: type, unit, what is allowed, default. Needs no PyTorch.
 
-The command line of ``mpdemo train`` and of every rung, `mpdemo.jobs.spec_of` and the checks are made from this class.
-The course model's own settings are those of `recipe`.
+The command line of every rung is made from this class. Its defaults are those of the course model, a vision transformer
+of eight equal blocks that learns the digits: the same run with every strategy, so that the runs can be compared.
 """
 
 import os
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, one_line_errors
-from mpdemo.options import as_arguments, option_name
-from mpdemo.settings.cuts import DEPTH
-from mpdemo.settings.rules import records_timeline, settled
-from mpdemo.settings.schedules import SCHEDULES, schedule_name
+from mpdemo.options import option_name
+from mpdemo.settings.cuts import DEPTH, block_names, check_split, resolve_cut
+from mpdemo.settings.schedules import SCHEDULES, check_schedule, schedule_name, usual_stages_per_rank
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
 Model = Literal["toy", "convnet", "resnet18", "resnet50", "resnet101", "transformer", "convstack"]
 Norm = Literal["batch", "group"]
 Dataset = Literal["digits", "mnist", "imagenet", "folder"]
-Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-# Of the course model, a vision transformer of eight equal blocks that learns the digits: the same run with every
-# strategy, so that the runs can be compared.
-RECIPE = {
-    "model": "transformer",
-    "dataset": "digits",
-    "batch_size": 64,
-    "epochs": 2,
-    "optimizer": "adamw",
-    "lr": 1e-3,
-    "warmup_steps": 10,
-    "lr_schedule": "cosine",
-}
-PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # two stages per device: the shorter bubble
 
 
 def _path(text):
@@ -49,12 +33,9 @@ def _path(text):
 
 
 PathName = Annotated[str, AfterValidator(_path)]
-
-
 Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(schedule_name)]
 
 RUNGS, MODELS, NORMS = map(get_args, (Rung, Model, Norm))
-LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
     "single": ("one-process",),
     "data_parallel": ("one-process",),
@@ -65,6 +46,8 @@ RUNG_FORMS = {  # the first form is the default
     "fsdp": ("per-device",),
     "tensor": ("per-device",),
 }
+SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
+CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whole model
 
 
 def setting(default, description):
@@ -78,72 +61,41 @@ class Settings:
     """What to train, how, and where to write it. `checked` fills in what is None."""
 
     rung: Rung = Field(description="how the training is spread over devices")
-    recipe: Literal["course"] | None = setting(None, "the course model's settings, which other options change")
     form: Form | None = setting(None, "one process drives all devices, or one process per device")
-    model: Model = setting("convnet", "the network")
+    model: Model = setting("transformer", "the network")
     norm: Norm = setting("batch", "normalisation of convolutional models")
     dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
     data: PathName | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
     image_size: Pixels | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
-    batch_size: Count = setting(128, "images per step, over all processes together")
-    epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
+    batch_size: Count = setting(64, "images per step, over all processes together")
+    epochs: Count | None = setting(None, "passes over the training images (default: 2, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps, or after --epochs if that is earlier")
-    optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
-    lr: Rate | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
-    warmup_steps: int = Field(0, ge=0, le=10**9, description="first steps, over which the learning rate grows to --lr")
+    optimizer: Literal["sgd", "adamw"] = setting("adamw", "what updates the weights: SGD with momentum 0.9, or AdamW")
+    lr: Rate = setting(0.001, "highest learning rate")
+    warmup_steps: int | None = Field(
+        None, ge=0, le=10**9, description="first steps, in which the rate grows (default: 10, or half of all)"
+    )
     lr_schedule: Literal["constant", "cosine"] = setting(
-        "constant", "learning rate after the warm-up: --lr, or along a half cosine to 0 at the end of all --epochs"
+        "cosine", "learning rate after the warm-up: along a half cosine to 0 at the end of all --epochs, or --lr"
     )
     seed: int = Field(0, ge=0, lt=2**32, description="of the initial weights and of the order of the images")
-    processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2; hybrid: 4)")
-    oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
     replicas: Count | None = setting(None, "of rung hybrid: copies of the cut model (default: 2)")
     sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
     microbatches: Count | None = setting(
-        None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
+        None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 2 per device)"
     )
-    schedule: Schedule = setting("1F1B", "of a pipeline with one process per device: what a device computes when")
+    schedule: Schedule = setting("Interleaved1F1B", "of a pipeline: what a device computes when")
     cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
-    precision: Literal["fp32", "bf16"] = setting("fp32", "type that autocast computes in")
-    activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
-    compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
-    out: PathName = setting("runs/train", "run folder: metrics, summary, checkpoints")
-    checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    resume: PathName | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
-    workers: int = Field(
-        0, ge=0, le=256, description="loader processes per rank; with 0 the rank decodes its images itself"
-    )
+    out: PathName | None = setting(None, "run folder: metrics, summary (default: runs/train_RUNG)")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
-    profile: Count | None = setting(
-        None, "record so many steps of each rank, after the first two, into --out (traces that ui.perfetto.dev shows)"
-    )
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
-
-    @model_validator(mode="before")
-    @classmethod
-    def from_recipe(cls, data):
-        """Put the settings of a recipe in place of its name; what is given beside it counts more."""
-        given = data.kwargs or {}
-        if given.get("recipe") != "course" or given.get("rung") not in RUNGS:
-            return data
-        return recipe(**{name: value for name, value in given.items() if name != "recipe"})
-
-    def as_dict(self) -> dict:
-        """Return the settings as plain values."""
-        return asdict(self)
-
-    def arguments(self) -> list[str]:
-        """Return the command-line arguments that give these settings, leaving out those with their default."""
-        defaults = {field.name: field.default.default for field in fields(self)}
-        given = {name: value for name, value in asdict(self).items() if value != defaults[name] or name == "model"}
-        return as_arguments(given)
 
 
 def checked(settings: Settings, world_size: int | None = None) -> Settings:
     """Return the settings with all defaults that depend on others; refuse what cannot work together.
 
-    Where there is a launcher, `world_size` is the number of its processes; else the setting `processes` counts.
+    `world_size` is the number of processes that a launcher has started, None where there is no launcher.
     """
     s, forms = settings, RUNG_FORMS[settings.rung]
     if s.form not in (None, *forms):
@@ -151,28 +103,102 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
     s = replace(
         s,
         form=s.form or forms[0],
-        epochs=1 if s.steps is None and s.epochs is None else s.epochs,
-        lr=s.lr or LEARNING_RATES[s.optimizer],
+        epochs=2 if s.steps is None and s.epochs is None else s.epochs,
         image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
+        out=s.out or f"runs/train_{s.rung}",
     )
-    return settled(s, world_size)
+    s = _with_devices(s, world_size)
+    _check_belonging(s)
+    return _with_stages(s) if s.rung in ("pipeline", "hybrid") else _with_parts(s)
 
 
-def recipe(rung, **changes) -> dict:
-    """Return the settings of the course model's training run with a strategy, in the folder ``runs/train_RUNG``.
+def records_timeline(s) -> bool:
+    """Whether a run of these settings, checked or not, can record a timeline."""
+    return is_per_device(s) and s.rung in CUT_RUNGS
 
-    The changes are added or replace some; None leaves a setting to its default.
-    """
-    form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
-    settings = {"rung": rung, **RECIPE, "out": f"runs/train_{rung}"}
-    if records_timeline(rung, form):
-        settings["timeline"] = True
-    if rung in ("pipeline", "hybrid"):
-        if form == "per-device":
-            settings.update(PIPELINE, cut=equal_cut(4))
-        else:
-            settings["microbatches"] = 4
-    return settings | changes
+
+def is_per_device(s) -> bool:
+    """Whether these settings, checked or not, ask for one process per device."""
+    return (s.form or RUNG_FORMS[s.rung][0]) == "per-device"
+
+
+def _check_belonging(s):
+    """Refuse an option of another rung or form."""
+    for name, given in (("replicas", s.replicas > 1), ("sharded", s.sharded)):
+        if given and s.rung != "hybrid":
+            raise UserError(f"{option_name(name)} belongs to rung hybrid alone")
+    if s.timeline and not records_timeline(s):
+        raise UserError(f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
+    if s.sharded and s.replicas == 1:
+        raise UserError("--sharded divides stages among replicas; allowed: --replicas 2 or more")
+    if s.sharded and SCHEDULES[s.schedule].splits_backward:  # FSDP would miss the gradients of a part
+        whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
+        splits = f"--schedule {s.schedule}, which splits the backward pass of every block"
+        raise UserError(f"--sharded does not go with {splits}; allowed: {whole}")
+
+
+def _with_devices(s, world_size):
+    """Settle the number of replicas and of devices, of a hybrid those of each replica."""
+    if not is_per_device(s):
+        if world_size not in (None, 1):
+            more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
+            started = f"was started as {world_size} processes; start 1{more}"
+            raise UserError(f"rung {s.rung} in the one-process form {started}")
+        return replace(s, replicas=s.replicas or 1, devices=1 if s.rung == "single" else s.devices or 2)
+    hybrid = s.rung == "hybrid"
+    if world_size is None:
+        launch = f"torchrun --standalone --nproc-per-node {4 if hybrid else 2} -m mpdemo.rungs.{s.rung}"
+        raise UserError(f"rung {s.rung} has one process per device, and this is one alone; start them by {launch}")
+    replicas = s.replicas or (2 if hybrid else 1)
+    if hybrid and (world_size % replicas or world_size == replicas):
+        allowed = f"a multiple of {replicas} from {2 * replicas} on, or another --replicas"
+        many = f"{replicas} replicas of 2 or more devices each"
+        raise UserError(f"{world_size} processes do not make {many}; allowed: {allowed}")
+    if hybrid:
+        _check_divides(s, replicas, f"{replicas} replicas")
+    return replace(s, replicas=replicas, devices=world_size // replicas if hybrid else world_size)
+
+
+def _check_divides(s, divisor, parts):
+    """Refuse a batch that does not come out in equal parts."""
+    if s.batch_size % divisor:
+        allowed = f"a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}"
+        batch = f"--batch-size {s.batch_size} (all processes together)"
+        raise UserError(f"{batch} does not divide by {parts}; allowed: {allowed}")
+
+
+def _with_parts(s):
+    """Settle the parts whose gradients are accumulated, and refuse a batch that does not divide."""
+    parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else 1
+    if s.rung == "tensor":
+        check_split(s.model, s.devices)
+    if s.rung == "model_parallel":
+        if parts > 1:
+            raise UserError(f"rung model_parallel takes no --microbatches {parts}: with them it is rung pipeline")
+        s = _with_cut(s, s.devices)
+    on = f" on {shares} devices" if shares > 1 else ""
+    _check_divides(s, shares * parts, f"{shares} devices" if parts == 1 else f"{parts} microbatches{on}")
+    return replace(s, microbatches=parts)
+
+
+def _with_stages(s):
+    """Settle microbatches and cut of a pipeline, or of each replica of one; one process runs GPipe's order."""
+    share = s.batch_size // s.replicas
+    schedule = s.schedule if is_per_device(s) else "GPipe"
+    parts = s.microbatches or (2 * s.devices if share % (2 * s.devices) == 0 else s.devices)
+    check_schedule(schedule, s.devices, parts, share)
+    if parts < s.devices:
+        few = f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work"
+        raise UserError(f"{few}; allowed: {s.devices} or more, or rung model_parallel")
+    return _with_cut(replace(s, schedule=schedule, microbatches=parts), s.devices * usual_stages_per_rank(schedule))
+
+
+def _with_cut(s, stages):
+    """Settle where the model is cut: into stages of equally many of its equal blocks, where they divide."""
+    equal = s.model in ("transformer", "convstack") and DEPTH % stages == 0
+    s = replace(s, cut=s.cut or (equal_cut(stages) if equal else None))
+    resolve_cut(block_names(s.model), s.cut, stages)
+    return s
 
 
 def equal_cut(stages) -> str:

@@ -1,1 +1,1 @@
-"""The parts of a training run that no rung spells out: where it is, its log, its checkpoints."""
+"""The parts of a training run that no rung spells out: what it is built from, its log, its recorded steps."""

@@ -1,4 +1,4 @@
-"""The folder of a run: its metrics line by line, and its summary at the end.
+"""The folder of a run: its metrics line by line, and its summary at the end. Needs no PyTorch.
 
 Taught in notebooks/00_start_here.ipynb.
 """
@@ -22,24 +22,21 @@ def rows_in(folder) -> list[dict]:
 
 
 class RunLog:
-    """The run's folder and its ``metrics.jsonl``, which the one active process writes, or continues where `resumed`."""
+    """The run's folder and its ``metrics.jsonl``, which the one active process writes."""
 
-    def __init__(self, out, active, resumed=None):
+    def __init__(self, out, active):
         self.folder, self.active = Path(out), active
-        self.path = self.folder / "metrics.jsonl"
         if not active:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock()
-            patterns = "summary.json", "timeline-rank*", "trace-rank*", "memory-rank*"
-            for old in (file for pattern in patterns for file in self.folder.glob(pattern)):
+            for old in (file for pattern in ("summary.json", "timeline-rank*") for file in self.folder.glob(pattern)):
                 old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
-            if resumed:
-                self._drop_after(*resumed)
-            elif self.path.exists():
-                self.path.replace(self.folder / "metrics.previous.jsonl")
-            self.file = self.path.open("a", buffering=1)
+            path = self.folder / "metrics.jsonl"
+            if path.exists():
+                path.replace(self.folder / "metrics.previous.jsonl")
+            self.file = path.open("w", buffering=1)
         except OSError as error:
             raise UserError(f"cannot write to --out {out}: {error.strerror}; choose another folder") from None
 
@@ -52,16 +49,6 @@ class RunLog:
             raise UserError(f"another run writes to --out {self.folder}; let it end, or give another") from None
         except OSError:  # a file system without locks
             pass
-
-    def _drop_after(self, epoch, step):
-        """Drop the lines of the steps after the checkpoint, which the resumed run does again."""
-        new = self.path.with_suffix(".tmp")
-        with new.open("w") as file:
-            for row in rows_in(self.folder):
-                ends_later = row.get("event") == "epoch" and row.get("epoch", 0) >= epoch
-                if row.get("step", 0) <= step and not ends_later:
-                    file.write(json.dumps(row) + "\n")
-        new.replace(self.path)  # a run that is killed here has lost nothing
 
     def write(self, event, **values):
         """Append one JSON object as a line; while the disk is full, Python keeps the line for the next call."""

@@ -6,18 +6,16 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.profiler import ProfilerActivity
 
 from mpdemo.data import Loaders, load
 from mpdemo.errors import UserError
 from mpdemo.models import build
+from mpdemo.settings import is_per_device
 from mpdemo.settings.cuts import resolve_cut
-from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
 from mpdemo.training.recorder import Recorder
 from mpdemo.training.stages import LocalStages
 
-PRECISION = {"fp32": None, "bf16": torch.bfloat16}
+WARMUP = 10  # steps of the learning rate's, where the settings name no number
 
 
 class Run:
@@ -26,12 +24,10 @@ class Run:
     def __init__(self, settings, place, make_model=None):
         """The model is that of the settings, unless a trial brings its own."""
         self.s, self.place = settings, place
-        self.make_model = make_model or self.model_of_settings
+        self.model = make_model or self.model_of_settings
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
-        driven = settings.devices if settings.form == "one-process" else 1
-        self.devices = local_devices(place.device, driven)
+        self.devices = local_devices(place.device, 1 if is_per_device(settings) else settings.devices)
         self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
-        self.profiler = None
         self.folder = Path(settings.out)
         torch.manual_seed(settings.seed)
 
@@ -40,24 +36,9 @@ class Run:
         """The data set of the settings."""
         return load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
 
-    def model(self):
-        """Return the whole model with its initial weights, the same in every process, on the CPU."""
-        return self.prepared(self.make_model())
-
     def model_of_settings(self):
-        """Return the model of the settings, for their data set."""
+        """Return the whole model with its initial weights, the same in every process, on the CPU."""
         return build_model(self.s, self.dataset.classes, self.dataset.channels)
-
-    def prepared(self, model):
-        """Tell a model how to compute; its stages and copies will do the same."""
-        model.precision = None if self.s.rung == "fsdp" else PRECISION[self.s.precision]  # FSDP's is its own: policy()
-        model.checkpointing = self.s.activation_checkpointing
-        return model
-
-    def policy(self):
-        """Return FSDP's precision: that of the settings in the rung fsdp; in others the model itself has it."""
-        kind = PRECISION[self.s.precision] if self.s.rung == "fsdp" else None
-        return MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if kind else None)
 
     def cut(self, model) -> list:
         """Return the stages of a model for the devices of this process, all of which it drives."""
@@ -84,43 +65,18 @@ class Run:
     def loaders(self, rung) -> Loaders:
         """Return the loaders of a rung's batches."""
         share = {"replicas": rung.replicas, "replica": rung.replica, "images": rung.images, "device": self.device}
-        return Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, workers=self.s.workers, **share)
+        return Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, **share)
 
-    @contextmanager
     def observed(self):
-        """Record a ``with`` block as one step, where the settings ask for a timeline or a profile."""
-        with self.recorder.step() if self.recorder else nullcontext():
-            yield
-        if self.profiler:
-            self.profiler.step()
+        """Return a context that records a step, where the settings ask for a timeline."""
+        return self.recorder.step() if self.recorder else nullcontext()
 
     @contextmanager
-    def observers(self):
-        """Start the profiler where the settings ask for it; at the end, write what was recorded."""
-        self.profiler = self.start_profiler() if self.s.profile else None
+    def recording(self):
+        """Write what was recorded at the end of a ``with`` block."""
         yield
         if self.recorder:
             self.recorder.save(self.folder)
-        if self.profiler:
-            self.profiler.stop()
-
-    def start_profiler(self):
-        """Start PyTorch's profiler: after two steps it records as many as are asked for, and writes a trace."""
-        kinds, on_gpu = [ProfilerActivity.CPU], self.device.type == "cuda"
-        if on_gpu:
-            kinds.append(ProfilerActivity.CUDA)
-            record_memory()
-
-        def write(recorded):
-            recorded.export_chrome_trace(str(self.folder / f"trace-rank{self.rank}.json.gz"))
-            if on_gpu:
-                save_memory(self.folder / f"memory-rank{self.rank}.pickle")
-
-        self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may not have made it yet
-        schedule = torch.profiler.schedule(wait=1, warmup=1, active=self.s.profile, repeat=1)
-        profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=write)
-        profiler.start()
-        return profiler
 
 
 def build_model(settings, classes=1000, channels=3):
@@ -140,12 +96,9 @@ def local_devices(device, count) -> list:
 
 
 def learning_rate(optimizer, settings, length):
-    """Return the scheduler of the learning rate: a warm-up, then constant or along a half cosine.
-
-    The rate depends on the step's number only, so a resumed run has that of the uninterrupted one. The cosine ends
-    after `length` steps, also where the training is stopped earlier.
-    """
+    """Return the scheduler of the learning rate: a warm-up, then constant or along a half cosine of `length` steps."""
     warmup, cosine = settings.warmup_steps, settings.lr_schedule == "cosine"
+    warmup = min(WARMUP, length // 2) if warmup is None else warmup
     if cosine and warmup >= length:
         what = f"--warmup-steps {warmup} leaves no step of {length} to the cosine"
         raise UserError(f"{what}; allowed: 0 to {length - 1}")
@@ -156,10 +109,3 @@ def learning_rate(optimizer, settings, length):
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup))) if cosine else 1.0
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
-def compile_blocks(model):
-    """Let the first step compile every block, since wrappers are then in place; equal blocks share their code."""
-    compile_on_one_core()
-    for block in model.blocks():
-        block.compile()

@@ -8,10 +8,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.func import functional_call
 
-from mpdemo.models.private_torch import FakeTensors
+from mpdemo.models.private_torch import FakeTensors, skip_handshake
 from mpdemo.settings.cuts import resolve_cut
 from mpdemo.settings.schedules import placement
-from mpdemo.training.private_torch import skip_handshake
 
 
 class LocalStages:
@@ -73,11 +72,11 @@ def receive(like, rank, device):
 
 
 def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Find shapes and types of a microbatch at every cut, without computing; autocast's depend on the device."""
+    """Find shapes and types of a microbatch at every cut, without computing."""
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
     with FakeTensors(allow_non_fake_inputs=True), torch.no_grad():
-        share = settings.batch_size // (settings.replicas or 1)
+        share = settings.batch_size // settings.replicas
         outputs = torch.empty(share // settings.microbatches, *model.input_shape, device=device)
         for number, stage in enumerate(model.cut(points)):
             tensors = [*stage.named_parameters(), *stage.named_buffers()]

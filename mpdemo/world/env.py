@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mpdemo.errors import UserError
+from mpdemo.world.processes import end_with_parent
 
 LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
 ALLOWED_CORES = os.sched_getaffinity(0)  # those that this process was given, before it pins itself to some of them
@@ -127,7 +128,7 @@ def _locked(core) -> int | None:
 
 
 @contextlib.contextmanager
-def process_group(world, timeout=300.0):
+def process_group(world, timeout):
     """Join the world's process group for a ``with`` block; a collective that some rank never joined fails in time."""
     if world.world_size == 1 and not os.environ.get("MASTER_ADDR"):
         yield
@@ -151,3 +152,13 @@ def process_group(world, timeout=300.0):
     dist.barrier()
     time.sleep(0.1)
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def join_world(devices=1, timeout=300.0):
+    """Join the processes that were started, as one that drives so many devices; yields this one's `World`."""
+    end_with_parent()
+    world = where_am_i(devices=devices)
+    claim_cores(world, devices)
+    with process_group(world, timeout):
+        yield world

@@ -5,7 +5,6 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
-import faulthandler
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ PROCESS_MIB = 400  # of memory that one process with PyTorch takes
 # Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
 LAUNCHER_VARIABLES = (
     *("SLURM", "SBATCH", "SRUN", "SALLOC", "PMI", "PET_", "TORCHELASTIC"),
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "MPDEMO_ERRORS", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
 )
 
 
@@ -87,13 +86,6 @@ def end_processes(processes, first_signal, seconds=5.0):
             os.waitpid(pid, os.WNOHANG)  # take the exit status of our own children: else they stay as zombies
 
 
-def prepare_signals():
-    """Hold SIGUSR1 (checkpoint and end) back until the training can obey it; call this before PyTorch's import."""
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)  # a rank that hangs then says where it is
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    end_with_parent()
-
-
 def end_with_parent():
     """End when a torchrun is killed: it would leave its processes behind. Nothing to do under srun or alone."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -124,3 +116,17 @@ def clean_up_on_signals():
 
     for number in ends:
         signal.signal(number, end)
+
+
+def end(status=0):
+    """End this process with an exit status; Python would first spend a second on taking PyTorch's modules apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
+
+
+def lost_a_peer(error) -> bool:
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
+    # BrokenPipeError says that this process's output is no longer read, as behind ``| head``
+    messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)

@@ -8,9 +8,14 @@ import logging
 import os
 
 
+def own_rank() -> str | None:
+    """Return this process's rank as torchrun or srun names it, None where neither does."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+
+
 def name_the_rank(record):
-    """Put the rank into a message, as torchrun and srun name it."""
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+    """Put the rank into a message."""
+    rank = own_rank()
     record.msg = f"mpdemo: {'' if rank is None else f'rank {rank}: '}{record.msg}"
     return True
 

@@ -24,7 +24,7 @@ from mpdemo.measure import paired
 from mpdemo.measure.compare import Comparison, write_result
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import ON_THE_CPU
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 STEPS = 3  # whose bytes are counted
 LAYOUTS = {"inside": ("dp", "pp"), "across": ("pp", "dp")}  # of a replica: in one node, or over the nodes

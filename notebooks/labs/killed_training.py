@@ -26,8 +26,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from mpdemo.world.launch import end, lost_a_peer
-from mpdemo.world.processes import be_killed_with_parent
+from mpdemo.world.processes import be_killed_with_parent, end, lost_a_peer
 
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
 BETWEEN = 1.5  # s of training from one failure to the next, on average

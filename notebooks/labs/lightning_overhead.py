@@ -23,9 +23,9 @@ from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
 from mpdemo.measure.compare import WARMUP, Comparison, write_result
 from mpdemo.measure.paired import ROUNDS, difference, to_row
 from mpdemo.run import train
-from mpdemo.settings import Settings, checked, recipe
+from mpdemo.settings import Settings, checked
 from mpdemo.world import clock
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 EPOCHS, BATCH = 60, 128  # an epoch of each loop is a round
 OURS, BARE = "our training loop", "bare loop"
@@ -89,7 +89,7 @@ def measure(world) -> dict:
     steps = loaders.steps_per_epoch
     seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in turns.seconds.items()}
     comparison = Comparison(world)
-    comparison.add("course", Settings(**recipe("single", epochs=1)))
+    comparison.add("course", Settings(rung="single", epochs=1))
     comparison.run(ROUNDS, warmup=1)
     return {
         "added": {name: to_row("seconds", difference(seconds[name], seconds[BARE])) for name in (LIGHTNING, OURS)},

@@ -19,11 +19,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
-from mpdemo.settings import Settings, recipe
+from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import learning_rate
 from mpdemo.world.env import claim_cores, where_am_i
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 
 class Digits(pl.LightningDataModule):
@@ -113,7 +113,7 @@ def main(out, steps=None):
     """Train in every process; rank 0 writes ``metrics.jsonl``, ``summary.json`` and the folder ``tensorboard``."""
     world = where_am_i()
     claim_cores(world)
-    settings, losses = Settings(**recipe("single", epochs=1)), Losses()
+    settings, losses = Settings(rung="single", epochs=1), Losses()
     trainer = make_trainer(
         nodes=world.world_size // world.local_world_size,
         devices=world.local_world_size,

@@ -27,7 +27,7 @@ from mpdemo.measure.compare import write_result
 from mpdemo.paths import root
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.devices import ON_THE_CPU
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 SCRIPTS = root() / "notebooks" / "scripts"
 NAMES = ("pp", "replicate", "shard", "cp", "tp")

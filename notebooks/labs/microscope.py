@@ -30,7 +30,7 @@ from mpdemo.measure.compare import write_result
 from mpdemo.paths import root
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.devices import ON_THE_CPU
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 sys.path.append(str(root() / "notebooks" / "scripts"))
 from gpt import LENGTH, Block  # noqa: E402 - one of the scripts to take home

@@ -14,13 +14,13 @@ from pathlib import Path
 from mpdemo.measure import paired, timeline
 from mpdemo.measure.compare import Comparison, model_and_batch, write_result
 from mpdemo.measure.trial import Trial, relative_difference
-from mpdemo.settings import Settings, equal_cut, recipe
+from mpdemo.settings import Settings, equal_cut
 from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.collectives import gather_objects, rest
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
-COURSE = Settings(**recipe("pipeline"))
-NAIVE = replace(COURSE, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
+COURSE = Settings(rung="pipeline", timeline=True)
+NAIVE = replace(COURSE, rung="model_parallel", schedule="1F1B", microbatches=None)
 
 
 def variant(schedule, microbatches=4) -> Settings:
@@ -40,8 +40,8 @@ def norms(world) -> dict:
 
     differences = {}
     for norm in ("group", "batch"):
-        single = Settings(rung="single", model="convnet", norm=norm, batch_size=64)
-        piped = gradients(replace(single, rung="pipeline", microbatches=4))
+        single = Settings(rung="single", model="convnet", norm=norm)
+        piped = gradients(replace(single, rung="pipeline", schedule="1F1B", microbatches=4))
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
             reference = gradients(replace(single, microbatches=microbatches))
             differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)

@@ -21,25 +21,26 @@ from mpdemo.errors import UserError
 from mpdemo.labs.pipeline import variant
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.traces import typical
-from mpdemo.measure.trial import RECORDED, Trial, join_world, record
+from mpdemo.measure.trial import RECORDED, Trial, record
 from mpdemo.predict.counting import SETTLED
-from mpdemo.settings import Settings, recipe
+from mpdemo.settings import Settings
 from mpdemo.world.collectives import rest
 from mpdemo.world.devices import ON_THE_CPU, processor
-from mpdemo.world.launch import end, report
+from mpdemo.world.env import join_world
+from mpdemo.world.processes import end
 
 MOST = 0.05  # of a step, for which a rank may have waited for its core
 TRIES, ROUNDS = 3, 9
 PUZZLE, SLOWED = "puzzle", 0  # a recording that no text explains; in it this rank computes each forward pass twice
 STRATEGIES = {  # file, and strategy of the player -> name, what it is, settings
-    "ddp": ("DDP", "DistributedDataParallel", Settings(**recipe("ddp"))),
-    "fsdp": ("FSDP", "fully_shard of each block", Settings(**recipe("fsdp"))),
-    "tp": ("Tensor parallel", "ColwiseParallel and RowwiseParallel in each block", Settings(**recipe("tensor"))),
+    "ddp": ("DDP", "DistributedDataParallel", Settings(rung="ddp")),
+    "fsdp": ("FSDP", "fully_shard of each block", Settings(rung="fsdp")),
+    "tp": ("Tensor parallel", "ColwiseParallel and RowwiseParallel in each block", Settings(rung="tensor")),
     "gpipe": ("GPipe", "ScheduleGPipe, 4 microbatches", variant("GPipe")),
     "1f1b": ("1F1B", "Schedule1F1B, 4 microbatches", variant("1F1B")),
     "interleaved": ("Interleaved 1F1B", "two stages on each rank, 4 microbatches", variant("Interleaved1F1B")),
     "zb": ("Zero bubble", "ScheduleZBVZeroBubble, 4 microbatches", variant("ZBVZeroBubble")),
-    PUZZLE: ("A run", "fully_shard of each block", Settings(**recipe("fsdp"))),
+    PUZZLE: ("A run", "fully_shard of each block", Settings(rung="fsdp")),
 }
 
 
@@ -93,10 +94,10 @@ def main(folder, *options):
     """Record all strategies; what is refused leaves the files of before."""
     with join_world() as world:
         try:
-            given = model_and_batch(Settings(**recipe("single")))
+            given = model_and_batch(Settings(rung="single"))
             found = {name: recorded(world, name, given, "--under-load" in options) for name in STRATEGIES}
         except UserError as error:
-            report(error, world)
+            print(f"mpdemo: error: {error}", file=sys.stderr)
             end(2)
     for name, step in found.items() if world.rank == 0 else ():
         text = json.dumps(step, separators=(",", ":")) + "\n"

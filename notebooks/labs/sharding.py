@@ -15,10 +15,10 @@ from mpdemo.measure.compare import model_and_batch, write_result
 from mpdemo.measure.traces import typical
 from mpdemo.measure.trial import Trial, record, relative_difference
 from mpdemo.predict.counting import SETTLED, local, sent_in_a_step
-from mpdemo.settings import Settings, recipe
+from mpdemo.settings import Settings
 from mpdemo.world.collectives import gather_objects, rest, whole
 from mpdemo.world.devices import ON_THE_CPU
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 NEVER = "fsdp, never resharded"
 WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp"}  # name -> rung
@@ -52,12 +52,12 @@ def measure(world) -> dict:
 
     And how far the weights were from the single device's after `STEPS` (`relative_difference`).
     """
-    model, batch = model_and_batch(Settings(**recipe("ddp")))
-    results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)
+    model, batch = model_and_batch(Settings(rung="ddp"))
+    results, single = {}, Trial(Settings(rung="single"), world, model, batch)
     for _ in range(STEPS):
         single.step()
     for way, rung in WAYS.items():
-        trial = Trial(Settings(**recipe(rung, timeline=False)), world, model, batch)
+        trial = Trial(Settings(rung=rung), world, model, batch)
         if way == NEVER:
             trial.rung.model.set_reshard_after_forward(False)  # as fully_shard(..., reshard_after_forward=False)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))

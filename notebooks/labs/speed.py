@@ -13,17 +13,18 @@ from dataclasses import replace
 from mpdemo.measure import compare
 from mpdemo.measure.paired import ROUNDS, median, to_row
 from mpdemo.measure.traces import typical
-from mpdemo.measure.trial import Trial, join_world, record
+from mpdemo.measure.trial import Trial, record
 from mpdemo.predict.counting import peak_of_a_step
-from mpdemo.settings import Settings, recipe
+from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.launch import end
+from mpdemo.world.env import join_world
+from mpdemo.world.processes import end
 
 
 def measure(world, rung, rounds) -> dict:
     """Time the single device and a rung alternately, then record both; all ranks must call this."""
-    variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
+    variants = {name: Settings(rung=name) for name in dict.fromkeys(("single", rung))}
     given = compare.model_and_batch(variants["single"])
     comparison = compare.compare(variants, world, *given)
     comparison.run(rounds, title="measuring")
@@ -31,7 +32,7 @@ def measure(world, rung, rounds) -> dict:
     checked = [gather_objects(trial and trial.s)[0] for trial in map(comparison.trials.get, variants)]
     for name, row, settings in zip(variants, rows, checked, strict=True):
         row |= {
-            "devices": settings.devices * (settings.replicas or 1),
+            "devices": settings.devices * settings.replicas,
             "single_seconds": comparison.median("single"),
             **to_row("step_seconds", median(comparison.seconds[name])),
             "timeline": typical(record(comparison.trials[name]))["events"],

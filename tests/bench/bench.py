@@ -10,6 +10,8 @@ be idle. The tables of tests/bench/README.md come from it.
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -18,13 +20,11 @@ from cases import COUNTS, NAIVE
 from cases import PROCESSES as OF_STRATEGIES
 from tabulate import tabulate
 
-from mpdemo.demo import speed_texts
 from mpdemo.errors import UserError
-from mpdemo.measure.paired import ROUNDS, from_row
+from mpdemo.measure.paired import ROUNDS, from_row, speed_texts
 from mpdemo.options import Parser
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
-from mpdemo.world.launch import end, start
-from mpdemo.world.processes import check_room
+from mpdemo.world.processes import check_room, child_environment, end
 
 LABS = {"loop": "lightning_overhead"}
 ERRORS = "prediction", "error", "promised"
@@ -73,7 +73,9 @@ def run(part, folder) -> int:
     command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else program
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
-        return start([*command, str(folder)], PROCESSES[part])
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES[part]}"]
+        environment = child_environment() | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run([sys.executable, *launch, *command, str(folder)], env=environment).returncode
 
 
 def strategies(result) -> list:

@@ -11,7 +11,7 @@ from mpdemo.measure.compare import compare, measured_rows, write_result
 from mpdemo.measure.paired import ROUNDS, ratio, to_row
 from mpdemo.settings import Settings, equal_cut
 from mpdemo.settings.schedules import SCHEDULES
-from mpdemo.world.launch import end
+from mpdemo.world.processes import end
 
 PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4}  # of each part
 COUNTS = (2, 4, 8, 16)  # numbers of microbatches
@@ -21,7 +21,7 @@ SETTINGS = "model", "image_size", "batch_size", "schedule", "microbatches"  # th
 
 def cases(part) -> list[dict]:
     """Return the comparisons of a part: settings by name, "single" the first."""
-    single = partial(Settings, rung="single")
+    single = partial(Settings, rung="single", optimizer="sgd")
     transformer = single(model="transformer", image_size=28, batch_size=256, optimizer="adamw")
     resnet18 = single(model="resnet18", image_size=64, batch_size=64)
     resnet50, resnet101 = (single(model=f"resnet{n}", image_size=128, batch_size=32) for n in (50, 101))

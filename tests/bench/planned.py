@@ -9,12 +9,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
 from programs.real_step import measured, pipelined
 
-from mpdemo.measure.trial import join_world
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
 from mpdemo.tools.plan.roof import roof
 from mpdemo.training.log import RunLog
+from mpdemo.world.env import join_world
 
 MODELS = Path(__file__).parents[1] / "programs" / "llama.py"
 BATCH, LENGTH = 4, 256

@@ -11,8 +11,7 @@ import pytest
 import scoreboard
 
 from mpdemo.measure.compare import Comparison
-from mpdemo.measure.trial import is_per_device
-from mpdemo.settings import checked
+from mpdemo.settings import checked, is_per_device
 from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.env import World
 
@@ -70,7 +69,7 @@ def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
 def test_the_order_changes_from_round_to_round():
     steps, comparison = [], Comparison(World())
     for name in "ab":
-        step = functools.partial(lambda name, batch: steps.append(name), name)
+        step = functools.partial(steps.append, name)
         comparison.trials[name] = SimpleNamespace(step=step, devices=())
     comparison.run(rounds=20, warmup=1)
     rounds = ["".join(steps[start : start + 2]) for start in range(0, len(steps), 2)]

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 from record import append
@@ -27,10 +28,14 @@ from mpdemo.tools.plan.split import stage_slices
 from mpdemo.training import setup
 from mpdemo.world.env import World, where_am_i
 
+sys.path.append(str(Path(__file__).parents[1]))
+from programs import gpt_step  # noqa: E402
+
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
 COURSE = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
-WHOLE = [COURSE, COURSE | {"precision": "bf16"}]
-LARGE = [COURSE | {"activation_checkpointing": True}, RESNET | {"batch_size": 64}]
+GPT = {"batch": 512, "bf16": True}  # of scripts/gpt.py
+GPTS = [GPT, GPT | {"recompute": True}]
+LARGE = [RESNET | {"batch_size": 64}]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
 STAGES = [COURSE | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
 WORKSPACE = ":16:8"  # KiB; without it, 64 to 92 MiB more were measured on an H100 in cases with matrix products
@@ -46,8 +51,7 @@ def planned(s, number) -> float:
     optimizer = {"sgd": "momentum"}.get(s.optimizer, s.optimizer)  # this course's SGD has momentum
     request, parts = PlanRequest(model, s.batch_size, optimizer=optimizer), s.microbatches
     if s.rung == "single":
-        way = {"bf16": s.precision == "bf16", "checkpointing": s.activation_checkpointing}
-        return own.replicated(request, parts=(parts,), **way).memory
+        return own.replicated(request, parts=(parts,)).memory
     size = s.batch_size // parts
     chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof("h100"))
     slices = stage_slices(resolve_cut(block_names(s.model), s.cut, s.devices), len(chain))
@@ -63,6 +67,13 @@ def row(settings, world, number=0):
     return {"case": settings | {"stage": number}, "counted": sum(counted), "predicted": planned(trial.s, number)}
 
 
+def row_of_gpt(way, device):
+    """The row of the GPT to take home, in bf16."""
+    gc.collect()
+    counted = sum(peak_of_a_step(gpt_step.Steps(device, **way))[0])
+    return {"case": {"model": "gpt"} | way, "counted": counted, "predicted": gpt_step.planned(**way, on=device.type)}
+
+
 def row_of_stage(settings, gpu, number):
     """The row of one of two stages: it lies on the GPU, and the other one on the CPU."""
     devices = [torch.device("cpu")] * 2
@@ -76,7 +87,8 @@ def main():
     gpu = where_am_i()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # half a ResNet-101 on the CPU takes minutes with one
     on_gpu = gpu.device.type == "cuda"
-    rows = [row(settings, gpu) for settings in (WHOLE + LARGE if on_gpu else WHOLE)]
+    rows = [row(settings, gpu) for settings in [COURSE, *LARGE * on_gpu]]
+    rows += [row_of_gpt(way, gpu.device) for way in GPTS]
     rows += [row_of_stage(settings, gpu, number) for settings in STAGES if on_gpu for number in range(2)]
     append(rows, sys.argv[1])
     off = [each for each in rows if abs(each["predicted"] / each["counted"] - 1) > WITHIN]

@@ -11,7 +11,6 @@ import gc
 import itertools
 import sys
 import traceback
-from types import SimpleNamespace
 
 import torch
 from gpt import GPT
@@ -24,8 +23,8 @@ from torchvision.models import get_model
 
 from mpdemo.errors import error_line
 from mpdemo.measure import paired
-from mpdemo.training.utilisation import peak_of
 from mpdemo.world import clock
+from mpdemo.world.gpus import GPUS, named
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -154,6 +153,20 @@ def flops_per_item(case) -> float:
     return counter.get_total_flops() / 2
 
 
+def peak_of_the_device() -> tuple[float, str]:
+    """Return the operations per second that the device reaches at most in bf16, and where the number comes from."""
+    name = torch.cuda.get_device_name() if ON_GPU else ""
+    if (part := named(name)) and "bf16" in GPUS[part].peaks:
+        return GPUS[part].peaks["bf16"], f"data sheet of {name}, bf16"
+    side = 8192 if ON_GPU else 512
+    a, times = torch.ones(side, side, device=DEVICE, dtype=torch.bfloat16), [clock.now(DEVICE)]
+    for _ in range(6):
+        torch.mm(a, a)
+        times.append(clock.now(DEVICE))
+    seconds = min(end - begin for begin, end in itertools.pairwise(times))
+    return 2 * side**3 / seconds, "measured matrix product, bf16"
+
+
 def measured(case, options, count) -> dict:
     """Time the steps of a variant: a CUDA event after each, so that the host only waits at the end."""
     step, begin = training(case, options, count), clock.now(DEVICE)
@@ -176,7 +189,7 @@ def main():
     case, file = {"gpt": Language, "resnet": Images}[sys.argv[1]](), sys.argv[2]
     torch.set_num_threads(torch.get_num_threads() if ON_GPU else 1)
     failed, options, flops = False, (), flops_per_item(case)
-    peak, source = peak_of(DEVICE, SimpleNamespace(precision="bf16", model=case.name))
+    peak, source = peak_of_the_device()
     common = {"model": case.name} | case.size | {"batch": largest_batch(case), "peak_from": source}
     common |= {"parameters": sum(p.numel() for p in case.build(()).parameters()), "flops_per_item": flops}
     for option in (None, *case.options):

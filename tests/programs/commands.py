@@ -1,17 +1,17 @@
-"""Run several command lines of mpdemo, each in a process of its own that finds PyTorch imported already.
+"""Start strategies' programs, each in a process of its own that finds PyTorch imported already.
 
 commands.py FILE: a JSON list of {"words", "environment"}; writes [status, stdout, stderr] of each to FILE.results.
 """
 
 import json
 import os
+import runpy
 import sys
 import tempfile
 
 import torchvision  # noqa: F401
 
 import mpdemo.run  # noqa: F401
-from mpdemo.__main__ import main
 
 
 def run(words, environment):
@@ -22,13 +22,9 @@ def run(words, environment):
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
             os.environ.update(environment)
-            try:
-                status = main(words)
-            except SystemExit as end:
-                status = end.code
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+            rung, *sys.argv[1:] = words
+            runpy.run_module(f"mpdemo.rungs.{rung}", run_name="__main__")
+            os._exit(99)  # it should have ended by itself
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         texts = [file.seek(0) or file.read().decode() for file in (stdout, stderr)]
     return [status, *texts]

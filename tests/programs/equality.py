@@ -2,8 +2,7 @@
 
 Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2] (with
 ``one-gpu`` as argv[3] all devices are the first GPU): the largest relative difference of loss, gradients (step 1) and
-weights (after three steps) from the single device that runs the same microbatches ("same"; of a case in bf16 also in
-"float32") or the whole batch ("full").
+weights (after three steps) from the single device that runs the same microbatches ("same") or the whole batch ("full").
 """
 
 import json
@@ -17,17 +16,15 @@ import torch.distributed as dist
 from torch.optim import optimizer
 
 from mpdemo import data, models
-from mpdemo.measure.trial import Trial, is_per_device, join_world, relative_difference
-from mpdemo.settings import Settings, checked
-from mpdemo.settings.rules import SHARING_RUNGS
+from mpdemo.measure.trial import Trial, relative_difference
+from mpdemo.settings import Settings, checked, is_per_device
+from mpdemo.settings.train import SHARING_RUNGS
 from mpdemo.training import setup
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
-from mpdemo.world.env import process_group, where_am_i
+from mpdemo.world.env import join_world, process_group, where_am_i
 
 STEPS = 3
-PLAIN = {"replicas": None, "activation_checkpointing": False, "compile": False, "form": "one-process"}
-PLAIN |= {"sharded": False, "devices": 1, "processes": 1, "cut": None}
-PLAIN |= {"schedule": "1F1B"}  # of the single device
+PLAIN = {"replicas": None, "form": "one-process", "sharded": False, "devices": 1, "cut": None, "schedule": "1F1B"}
 SINGLE = {}  # settings of the single device -> what its three steps gave
 
 
@@ -72,11 +69,9 @@ def compare(case, world):
     losses, gradients, weights, validation, buffers = three_steps(settings, model, world, images, labels)
     if not alone:
         sum_over_ranks(losses), sum_over_ranks(validation)
-    shares = settings.replicas or (settings.devices if settings.rung in SHARING_RUNGS else 1)
+    shares = settings.devices if settings.rung in SHARING_RUNGS else settings.replicas
     parts = settings.microbatches * shares
     references, result = {"same": {"microbatches": parts}, "full": {"microbatches": 1}}, {}
-    if settings.precision == "bf16":
-        references["float32"] = {"microbatches": parts, "precision": "fp32"}
     for name, changes in references.items():
         if name == "full" and settings.norm == "batch" and settings.model == "resnet18":
             continue  # another computation, and a slow one
@@ -108,7 +103,7 @@ def first_gpu():
     setup.local_devices = lambda device, count: [device] * count
     world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
     world = replace(world, backend="gloo") if world.world_size > 1 else world
-    with process_group(world):
+    with process_group(world, 300.0):
         yield world
 
 

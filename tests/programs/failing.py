@@ -1,17 +1,17 @@
-"""Train like ``python -m mpdemo train``, but one rank fails in its third step.
+"""Run a strategy's program under torchrun, but one rank fails in its third step.
 
-failing.py RANK raise|kill TRAIN-ARGUMENTS
+failing.py RANK raise|kill STRATEGY OPTIONS
 """
 
 import itertools
 import os
+import runpy
 import signal
 import sys
 
-from mpdemo.__main__ import main
-from mpdemo.world.launch import start
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-rank, how, *words = sys.argv[1:]
+rank, how, rung, *options = sys.argv[1:]
 steps = itertools.count(1)
 
 
@@ -23,10 +23,7 @@ def fail(*_):
         raise ValueError("the digits are upside down")
 
 
-if "RANK" not in os.environ:
-    sys.exit(start([__file__, *sys.argv[1:]], int(words[words.index("--processes") + 1])))
 if os.environ["RANK"] == rank:
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
     register_optimizer_step_pre_hook(fail)
-sys.exit(main(["train", *words]))
+sys.argv[1:] = options
+runpy.run_module(f"mpdemo.rungs.{rung}", run_name="__main__")

@@ -23,8 +23,8 @@ from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from mpdemo.measure.trial import join_world
 from mpdemo.predict.counting import CountMessages
+from mpdemo.world.env import join_world
 
 MODELS = run_path(Path(__file__).with_name("llama.py"))["MODELS"]
 COLUMNS, ROWS, WHOLE = tp.ColwiseParallel(), tp.RowwiseParallel(), Replicate()

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from mpdemo.measure.traces import typical
-from mpdemo.measure.trial import Trial, join_world, record
+from mpdemo.measure.trial import Trial, record
 from mpdemo.predict import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import clock_offset
+from mpdemo.world.env import join_world
 
 
 def main(folder, microbatches, steps):

@@ -18,9 +18,8 @@ from mpdemo import paths
 from mpdemo.errors import UserError, error_line
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.known import known_in
-from mpdemo.tools.support.site_trial import Finding, try_site
+from mpdemo.tools.support.site_trial import Finding, check_version, try_site
 from mpdemo.world.devices import too_few_gpus
-from mpdemo.world.launch import check_version
 
 PYTORCH_REPORT = """
 import json, torch, torchvision

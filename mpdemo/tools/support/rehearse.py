@@ -31,7 +31,7 @@ from mpdemo.tools.support.render import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
 HEADERS = ("job", "submitted", "waited", "ran", "what to fix")
-SMALL = ["--steps", "2", "--warmup-steps", "0"]  # of a training run
+SMALL = ["--steps", "2"]  # of a training run
 LONGEST = 200  # characters of what to fix, in the table
 
 
@@ -143,8 +143,8 @@ def smallest(name, spec) -> JobSpec:
     command = [word.replace(spec.out, out) for word in spec.command]
     if "mpdemo.labs.lightning_training" in command:
         command[-1] = "2"  # steps
-    elif {"train", "notebooks/scripts/train_gpt.py"} & set(command):
-        command += [*SMALL, "--out", out] if "train" in command else SMALL[:2]
+    elif any(word.startswith(("mpdemo.rungs.", "notebooks/scripts/train_gpt.py")) for word in command):
+        command += SMALL
     return dataclasses.replace(spec, out=out, command=tuple(command))
 
 

@@ -11,16 +11,18 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
 from mpdemo.jobs.launch_text import FAILED, setup_line
 from mpdemo.jobs.spec import JobSpec
-from mpdemo.world.launch import check_version
 from mpdemo.world.processes import child_environment
 
 PATIENCE = 180.0  # s for the setup lines and PyTorch together: a slow file system
 FOUND = "found by mpdemo:"  # setup lines may print, too
 REPORT = f"import sys, torch; print({FOUND!r}, sys.executable, torch.__version__, torch.cuda.device_count(), sep='|')"
+OLDEST = {"torch": "2.11", "torchvision": "0.26"}  # as in pyproject.toml
 
 
 @dataclass(frozen=True)
@@ -98,3 +100,12 @@ def run_bounded(command, text, seconds=PATIENCE) -> tuple:
         said.seek(0)
         late = "" if process.returncode is not None else f"\nno end within {seconds:g} s"
         return process.returncode, (said.read() + late).strip() or "it printed nothing"
+
+
+def check_version(package, version):
+    """Refuse a version older than the course needs."""
+    if Version(Version(version).base_version) < Version(OLDEST[package]):  # without the local part of 2.11.0+cu126
+        raise UserError(
+            f"{package} {version} is too old; allowed: >={OLDEST[package]}; "
+            f"load a newer module (setup in the site file), or pip install --upgrade {package}"
+        )
