@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mpdemo.world.env import process_group, where_am_i
+from mpdemo.world.env import join_world
 
 
 def load_batch():
@@ -20,8 +20,7 @@ def load_batch():
 
 def main():
     faulthandler.register(signal.SIGUSR2)  # at this signal the rank writes its stack into the log
-    world = where_am_i()
-    with process_group(world):
+    with join_world() as world:
         print("rank", world.rank, "is ready\n", end="", flush=True)
         if world.rank == 1:
             load_batch()
