@@ -22,7 +22,7 @@ __all__ = ["data", "jobs", "models", "notebook", "predict", "training"]
 PUBLIC = {  # module of mpdemo: its public names
     "data": "SplitDataset load",
     "jobs": "Job JobFailed JobSpec Site SlurmError check load_site render spec_of submit",
-    "jobs.explain": "find report",
+    "tools.explain.findings": "find report",
     "measure.paired": "ROUNDS Median Ratio difference median ratio",
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",

@@ -16,7 +16,7 @@ COURSE = [
     ("/settings", 2_500, "every setting said once and checked once"),
     ("/rungs /run.py", 3_650, "the strategies and their loop: model, optimizer, step"),
     ("/training", 3_950, "what a strategy is built from, the stages of a cut model, the run's log, recorded steps"),
-    ("/world /ranks", 8_850, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 8_450, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 4_950, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     (
         "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
@@ -29,7 +29,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
-    ("/jobs", 19_400, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/jobs", 12_500, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
         12_100,
@@ -40,10 +40,14 @@ TOOLS = [
     ("/tools/same", 35_150, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
     (
         "/tools/plan",
-        20_350,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
+        20_800,  # each operation as a GPU computes it, offload and its host, and what each row was compared with
         "what fits: any model on fake tensors, and every strategy",
     ),
-    ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
+    (
+        "/tools/explain",
+        11_850,
+        "the first cause in a log, which log, what Slurm says, where the ranks of a hanging job are",
+    ),
     ("/tools/cluster", 3_050, "a throw-away Slurm"),
     (
         "/tools/support /tools/terminal.py /tools/__init__.py",
@@ -63,8 +67,8 @@ REST = [
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
-# How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
-FILES = {"course": (COURSE, 94), "tools": (TOOLS, 64)}
+# How many files each may have.
+FILES = {"course": (COURSE, 88), "tools": (TOOLS, 70)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -78,7 +78,10 @@ def test_a_failed_process_is_named_with_its_status_cause_and_log(place, launcher
 
 def test_what_a_program_said_itself_is_shown_where_no_known_failure_is_in_the_log(no_slurm, project):
     job = submit(JobSpec(name="toy", command=("-c", "print('no data here'); raise SystemExit(1)"), out="runs/toy"))
-    with pytest.raises(JobFailed, match=r"exit status 1; log: .*\nits last lines:\nno data here$"):
+    with pytest.raises(
+        JobFailed,
+        match=r"exit status 1; log: .*\nits last lines:\nno data here\nwhat it may be: mpdemo explain runs/toy$",
+    ):
         job.result(60)
 
 

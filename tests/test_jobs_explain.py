@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import explain
-from mpdemo.jobs.known import KINDS, known_failures, known_in
 from mpdemo.paths import root
 from mpdemo.settings.schedules import check_schedule
 from mpdemo.tools.explain import asked
+from mpdemo.tools.explain import findings as explain
+from mpdemo.tools.explain.known import KINDS, known_failures, known_in
 
 LOGS = Path(__file__).parent / "logs"
 # What is expected of each log: the file NAME.txt, or lines from public bug reports (more.json names them).

@@ -8,9 +8,10 @@ import signal
 
 import pytest
 
-from mpdemo.jobs import explain, known, looks, reading, slurm, slurm_job, unknown
+from mpdemo.jobs import slurm, slurm_job
 from mpdemo.ranks import places
-from mpdemo.tools.explain import asked, live
+from mpdemo.tools.explain import asked, known, live, looks, reading, unknown
+from mpdemo.tools.explain import findings as explain
 
 MODULES = (explain, known, looks, reading, slurm, slurm_job, unknown, places, asked, live)
 SAMPLES = {op.CATEGORY_DIGIT: "7", op.CATEGORY_WORD: "w", op.CATEGORY_SPACE: " ", op.CATEGORY_NOT_SPACE: "w"}

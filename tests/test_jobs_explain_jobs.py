@@ -12,11 +12,11 @@ import pytest
 from worker_jobs import spec, until
 
 from mpdemo.jobs import load_site, submit
-from mpdemo.jobs.explain import find, verdict
 from mpdemo.jobs.job import RECORD
 from mpdemo.tools.explain import command as explain_command
 from mpdemo.tools.explain import live, probe, who_waits
 from mpdemo.tools.explain.asked import resolve
+from mpdemo.tools.explain.findings import find, verdict
 from mpdemo.tools.explain.who_waits import Place
 
 

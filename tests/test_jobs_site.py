@@ -15,6 +15,7 @@ from worker_jobs import options, stand_in
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, render, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site
+from mpdemo.tools.explain.findings import report
 from mpdemo.tools.support import site_trial
 from mpdemo.tools.support.site_trial import try_site
 
@@ -63,8 +64,9 @@ def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(clus
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
     job = submit(spec(launcher=launcher), site=site(python="no-such-python"))
-    with pytest.raises(JobFailed, match="there is no program 'no-such-python' on the compute node"):
+    with pytest.raises(JobFailed, match="(?s)its last lines:.*no-such-python.*what it may be: mpdemo explain runs/toy"):
         job.result(timeout=60)
+    assert "there is no program 'no-such-python' on the compute node" in report(job.log())
 
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):

@@ -191,9 +191,8 @@ def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
 # --- refusals
 
 
-def test_slurms_refusal_is_shown_with_the_likely_cause(cluster, project):
-    said = "(Invalid generic resource|Requested node configuration is not available).*Likely cause"
-    with pytest.raises(SlurmError, match=said):
+def test_slurms_refusal_is_shown(cluster, project):
+    with pytest.raises(SlurmError, match="Invalid generic resource|Requested node configuration is not available"):
         throwaway = load_site("throwaway")
         submit(spec(), site=replace(throwaway, text=throwaway.text.replace("gpu:", "gpu:tpu:")))
     assert not (project / "runs/toy/job.json").exists()

@@ -14,8 +14,6 @@ from mpdemo import foreign, paths
 from mpdemo.errors import UserError, one_line, printable
 from mpdemo.front_end import waiting_for
 from mpdemo.jobs import local_job, slurm_job
-from mpdemo.jobs.explain import find, in_words
-from mpdemo.jobs.looks import unlabelled
 from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
 
@@ -30,7 +28,9 @@ FIELDS = {  # of a record, beside those that it always has
     "final": dict,
 }
 ANSWER = {"state": str, "reason": str, "exit_status": int | None, "run_time": float}
-LAST_LINES = 12  # of a failed job's log, which are shown where no known failure is in it
+LAST_LINES = 12  # of a failed job's log
+TORCHRUN = "failed (exitcode: "  # with which it begins its report
+LABEL = re.compile(r"^(?:\s*\d+: )+")  # of srun --label
 RECORD = "job.json"  # in the run's folder: which job it has
 ID = re.compile(r"\d{1,10}(_\d+)?(;[\w-]+)?")  # a process here, or a job of Slurm, perhaps in an array or elsewhere
 LONGEST = 2**30  # bytes of a log that are read, at its end
@@ -39,7 +39,7 @@ DAY = 86400.0  # seconds
 
 
 class JobFailed(RuntimeError):
-    """A job did not end well: says how, where its log is, and what `mpdemo.jobs.explain` finds in it."""
+    """A job did not end well: says how, where its log is, and its last lines."""
 
 
 class Job:
@@ -132,7 +132,8 @@ class Job:
             self.cancel()  # one that has ended stays as it is
         if state != "done" and not fails:
             raise JobFailed(self.failure())
-        lines = (line for line in unlabelled(self.log()) if not line.startswith("srun:") and "socket.cpp" not in line)
+        lines = (LABEL.sub("", line) for line in self.log().splitlines())
+        lines = (line for line in lines if not line.startswith("srun:") and "socket.cpp" not in line)
         return "\n".join(lines).strip()
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -205,12 +206,13 @@ class Job:
         raise JobFailed(self.failure())
 
     def failure(self) -> str:
-        """Return how the job ended, where its log is, and what `mpdemo.jobs.explain` finds in it."""
+        """Return how the job ended, where its log is, the log's last lines, and what to ask."""
         files = ", ".join(map(str, self.log_files)) or "none"
-        log = self.log()
-        findings = find(log)
-        said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
-        return printable(f"{self.title}: {self.answer}; log: {files}\n{said}")
+        lines = self.log().splitlines()
+        end = next((k for k, line in enumerate(lines, 1) if TORCHRUN in line), len(lines))  # its box says no more
+        said = "\n".join(lines[:end][-LAST_LINES:])
+        ask = f"what it may be: mpdemo explain {self.folder}"
+        return printable(f"{self.title}: {self.answer}; log: {files}\nits last lines:\n{said}\n{ask}")
 
     def remember(self, answer: Answer) -> None:
         """Write down the last answer for the day when Slurm has forgotten the job, if the folder still has it."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.known import known_in
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
@@ -122,8 +121,6 @@ def client(*command, **options) -> str:
         said = done.stderr or "\n".join(line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line))
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
-        if known := known_in(said, by="slurm"):
-            message += ". Likely cause: {}; {}".format(*known.explained(said))
         raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
     return done.stdout
 

@@ -27,9 +27,9 @@ from torchvision.models.resnet import Bottleneck, ResNet
 from mpdemo.paths import root
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.efficiency import AT_BEST, ATTENTION, COMPILED, CONVOLUTION_32, MEASURED, PRODUCT
+from mpdemo.tools.plan.gpus import GPUS
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.world.gpus import GPUS
 
 
 class Block(nn.Module):

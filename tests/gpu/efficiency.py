@@ -28,10 +28,10 @@ from mpdemo.models.private_torch import FakeTensors
 from mpdemo.predict.counting import size, tensors_in
 from mpdemo.tools.plan.efficiency import AT_BEST, MEMORY
 from mpdemo.tools.plan.gpu_operations import OnGpu
+from mpdemo.tools.plan.gpus import GPUS, named
 from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.roof import kernel_seconds, roof
 from mpdemo.world import clock
-from mpdemo.world.gpus import GPUS, named
 
 GPU = named(torch.cuda.get_device_name()) if ON_GPU else "h100"
 SIDE, ROUNDS, BATCH, PIXELS = (1024, paired.ROUNDS, 128, 224) if ON_GPU else (16, 2, 2, 32)

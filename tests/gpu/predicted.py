@@ -15,9 +15,9 @@ from record import append
 from throughput import LARGE, Images, Language
 
 from mpdemo.tools.plan import own
+from mpdemo.tools.plan.gpus import named
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.world.gpus import named
 
 
 def gpt():

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.options import Parser
+from mpdemo.tools.plan.gpus import named
 from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
 from mpdemo.world.family import adopt_orphans, end_children
-from mpdemo.world.gpus import named
 from mpdemo.world.processes import be_killed_with_parent, child_environment, clean_up_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]

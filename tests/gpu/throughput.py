@@ -23,8 +23,8 @@ from torchvision.models import get_model
 
 from mpdemo.errors import error_line
 from mpdemo.measure import paired
+from mpdemo.tools.plan.gpus import GPUS, named
 from mpdemo.world import clock
-from mpdemo.world.gpus import GPUS, named
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

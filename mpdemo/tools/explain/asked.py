@@ -11,7 +11,7 @@ from mpdemo import foreign, paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm, slurm_job
 from mpdemo.jobs.job import RECORD, Job, read_record
-from mpdemo.jobs.reading import UTF16
+from mpdemo.tools.explain.reading import UTF16
 
 BEGIN = 2**16  # bytes by which text is recognised
 NULS = re.compile(rb"\0{16,}")

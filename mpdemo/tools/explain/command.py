@@ -16,10 +16,10 @@ from pathlib import Path
 
 from mpdemo.errors import UserError, printable
 from mpdemo.jobs import local_job
-from mpdemo.jobs.explain import find, report, verdict
-from mpdemo.jobs.reading import Log
 from mpdemo.tools.explain import live, probe, who_waits
 from mpdemo.tools.explain.asked import resolve
+from mpdemo.tools.explain.findings import find, report, verdict
+from mpdemo.tools.explain.reading import Log
 from mpdemo.tools.terminal import coloured, wrapped
 
 QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang

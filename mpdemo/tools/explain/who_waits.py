@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.jobs.looks import LIBRARY
 from mpdemo.ranks.places import WAITING, called_names
+from mpdemo.tools.explain.looks import LIBRARY
 
 BUSY = 0.5  # of a core: a rank outside of collectives that takes more computes, one that takes less waits
 WAITS_FOR_A_GPU = {"item", "cpu", "tolist", "numpy", "synchronize"}

@@ -21,10 +21,10 @@ from mpdemo.options import add_options, option_name, options_from
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.tools.plan import strategies
 from mpdemo.tools.plan.efficiency import AT_BEST, COMPILED, MEASURED
+from mpdemo.tools.plan.gpus import GPUS
 from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PlanRequest, mib
 from mpdemo.tools.plan.roof import MIB, RESERVE, STATES
 from mpdemo.tools.terminal import Progress, wrapped
-from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
 OF_OWN = "input", "tokens"

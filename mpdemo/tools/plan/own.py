@@ -9,6 +9,7 @@ from functools import partial
 
 from mpdemo.settings.schedules import divisors
 from mpdemo.tools.plan.efficiency import AT_BEST
+from mpdemo.tools.plan.gpus import GPUS
 from mpdemo.tools.plan.request import (
     ACCUMULATION,
     ALL,
@@ -29,7 +30,6 @@ from mpdemo.tools.plan.request import (
 )
 from mpdemo.tools.plan.roof import STATES, roof, update_seconds
 from mpdemo.tools.plan.split import balanced_cut, stage_slices
-from mpdemo.world.gpus import GPUS
 
 WIDEST = 0.25  # of the interval of a step time, to either side
 LORA = 16  # rank of the adapters

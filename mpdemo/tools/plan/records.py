@@ -27,8 +27,8 @@ from mpdemo.tools.plan.efficiency import (
     OPTIMIZER,
     PRODUCT,
 )
+from mpdemo.tools.plan.gpus import named
 from mpdemo.tools.plan.roof import kernel_seconds, roof
-from mpdemo.world.gpus import named
 
 CLASSES = {"product": PRODUCT, "attention": ATTENTION, "AdamW": OPTIMIZER}  # first words of a record; others move
 TOGETHER = "the last six together"  # a record's row: all that moves, by the time that it took

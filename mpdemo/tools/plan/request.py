@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.tools.plan.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.tools.plan.gpus import GPUS
 from mpdemo.tools.plan.roof import MIB, RESERVE, STATES, roof
-from mpdemo.world.gpus import GPUS
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
 
@@ -86,7 +86,7 @@ class PlanRequest:
     optimizer : str
         "sgd", "momentum" or "adamw".
     gpu : str
-        One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
+        One of `mpdemo.tools.plan.gpus.GPUS`, whose data sheet the times are from. An A100 of 40 GiB by default.
     total, price : float, optional
         Tokens, images or samples of the whole run, and what an hour of one GPU costs.
     efficiency : Efficiency

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpdemo.tools.plan.efficiency import AT_BEST, MEASURED, OPTIMIZER, Efficiency
-from mpdemo.world.gpus import GPUS
+from mpdemo.tools.plan.gpus import GPUS
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces

@@ -17,7 +17,7 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError, error_line
 from mpdemo.jobs import load_site, slurm
-from mpdemo.jobs.known import known_in
+from mpdemo.tools.explain.known import known_in
 from mpdemo.tools.support.site_trial import Finding, check_version, try_site
 from mpdemo.world.devices import too_few_gpus
 

@@ -22,10 +22,11 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
-from mpdemo.jobs.explain import find
-from mpdemo.jobs.looks import unlabelled
 from mpdemo.options import count
 from mpdemo.tools.cluster.daemons import CLUSTER_NAME
+from mpdemo.tools.explain.findings import find
+from mpdemo.tools.explain.known import with_cause
+from mpdemo.tools.explain.looks import unlabelled
 from mpdemo.tools.support.env import NO_GPU
 from mpdemo.tools.support.render import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
@@ -94,7 +95,7 @@ class Trial:
             with contextlib.redirect_stdout(io.StringIO()):  # the rehearsal has one line for each job
                 self.job = submit(self.spec, site, resubmit=True)
         except UserError as error:
-            self.to_fix = str(error)
+            self.to_fix = with_cause(str(error))
         print(f"{self.name}: {f'job {self.job.id}' if self.job else 'refused'}", flush=True)
 
     def ended(self) -> bool:

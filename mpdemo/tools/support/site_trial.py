@@ -17,6 +17,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
 from mpdemo.jobs.launch_text import FAILED, setup_line
 from mpdemo.jobs.spec import JobSpec
+from mpdemo.tools.explain.known import with_cause
 from mpdemo.world.processes import child_environment
 
 PATIENCE = 180.0  # s for the setup lines and PyTorch together: a slow file system
@@ -68,7 +69,7 @@ def try_job(site, cluster) -> Finding:
     if not problems:
         return Finding(True, text)
     file = "a site file of your own (copy generic.sbatch)" if site.name == "generic" else f"{site.name}.sbatch"
-    return Finding(False, f"{text}; {problems[0].message}", f"{problems[0].fix}; write it into {file}")
+    return Finding(False, f"{text}; {with_cause(problems[0].message)}", f"{problems[0].fix}; write it into {file}")
 
 
 def try_python(site) -> Finding:

@@ -8,9 +8,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from mpdemo.jobs import looks
-from mpdemo.jobs.known import Known, known_in
-from mpdemo.jobs.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
+from mpdemo.tools.explain import looks
+from mpdemo.tools.explain.known import Known, known_in
+from mpdemo.tools.explain.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
 BEGIN = 500  # lines by which a label is recognised

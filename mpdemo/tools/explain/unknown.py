@@ -7,7 +7,7 @@ that raised it.
 import re
 from dataclasses import replace
 
-from mpdemo.jobs.known import Known
+from mpdemo.tools.explain.known import Known
 
 OTHERS = 2000  # lines in which other ranks are looked for
 MESSAGE = 4000  # characters of a message that are looked at

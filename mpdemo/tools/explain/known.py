@@ -83,3 +83,9 @@ def known_in(line, by="", place="") -> Known | None:
     """
     fitting = (known for piece, known in _pieces() if piece in line and by in known.by and known.pattern.search(line))
     return next((k for k in fitting if not (k.unless and re.search(k.unless, f"{place} {line}"))), None)
+
+
+def with_cause(refusal) -> str:
+    """Return what a command of Slurm said as it refused, with the cause that the table has for it."""
+    known = known_in(refusal, by="slurm")
+    return "{}. Likely cause: {}; {}".format(refusal, *known.explained(refusal)) if known else refusal

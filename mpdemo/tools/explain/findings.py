@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mpdemo import paths
-from mpdemo.jobs.known import KINDS, UNKNOWN, Known, known_in
-from mpdemo.jobs.looks import HARMLESS, LIBRARY, WARNS
-from mpdemo.jobs.reading import Log, Seen
-from mpdemo.jobs.unknown import advice, unknown, with_ranks
+from mpdemo.tools.explain.known import KINDS, UNKNOWN, Known, known_in
+from mpdemo.tools.explain.looks import HARMLESS, LIBRARY, WARNS
+from mpdemo.tools.explain.reading import Log, Seen
+from mpdemo.tools.explain.unknown import advice, unknown, with_ranks
 
 LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
