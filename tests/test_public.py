@@ -3,15 +3,26 @@
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 
 import pytest
 
 import mpdemo
 from mpdemo.paths import root
+from mpdemo.settings import Settings
 
+KEPT = {  # options that no cell uses, and why they stay
+    "form": "a cut model in one process, as one writes it first",
+    "replicas": "the shape of a hybrid",
+    "sharded": "the shape of a hybrid",
+    "dataset": "data of your own",
+    "data": "data of your own",
+}
+OF_SUPPORT = {"load_site", "spec_of"}  # what a cluster's support may call
 NAMES = [(module, name) for module, names in mpdemo.PUBLIC.items() for name in names.split()]
 
 
@@ -49,6 +60,25 @@ def test_every_name_that_a_notebook_imports_is_public():
     used = {name: notebook.name for notebook in notebooks for name in used_in(notebook)}
     assert len(used) > 15
     assert {name: notebook for name, notebook in used.items() if name not in NAMES} == {}
+
+
+def test_every_public_function_and_every_option_has_a_user():
+    """A cell, a lab, a check or the list of jobs: what only tests use leaves the package."""
+    pages = [*root().glob("notebooks/*.ipynb"), *root().glob("notebooks/solutions/*.ipynb")]
+    texts = ["\n".join("".join(cell["source"]) for cell in json.loads(page.read_text())["cells"]) for page in pages]
+    programs = [
+        *root().glob("notebooks/labs/**/*.py"),
+        *root().glob("notebooks/checks/*.py"),
+        root() / "slurm/course.toml",
+    ]
+    used = "\n".join([*texts, *(program.read_text() for program in programs)])
+    functions = [name for module, name in NAMES if inspect.isfunction(getattr(import_module(f"mpdemo.{module}"), name))]
+    nobody = [name for name in {*functions} - OF_SUPPORT if not re.search(rf"\b{name}\b", used)]
+    options = [field.name for field in fields(Settings)]
+    nobody += [
+        name for name in options if not re.search(rf"--{name.replace('_', '-')}\b|\b{name}=", used) and name not in KEPT
+    ]
+    assert not nobody, f"{nobody}: no cell, lab or check uses them; take them out"
 
 
 def callables_of(thing) -> list:

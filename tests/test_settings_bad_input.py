@@ -46,7 +46,6 @@ REFUSED = [  # strategy and options, what is said
     ("single --model vgg", f"--model vgg is not allowed; allowed: {', '.join(MODELS)}"),
     ("single --batch-size many", "--batch-size many is not allowed: it should be a valid integer"),
     ("single --optimizer adam", "--optimizer adam is not allowed; allowed: sgd, adamw"),
-    ("single --lr-schedule step", "--lr-schedule step is not allowed; allowed: constant, cosine"),
     ("single --warmup-steps -1", "--warmup-steps -1 is not allowed: it should be greater than or equal to 0"),
     ("single --faster", "mpdemo.rungs.single: unknown argument '--faster'"),
     ("single --form per-device", "no form 'per-device'; allowed: one-process"),

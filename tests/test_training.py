@@ -130,7 +130,6 @@ def test_learning_rate_of_every_step(runs):
     assert rates(runs, **common) == pytest.approx(wanted)
     assert rates(runs, **common, steps=7) == pytest.approx(wanted[:7])
     assert rates(runs, **common | {"epochs": None}, steps=12) == pytest.approx(wanted)
-    assert rates(runs, **common | {"lr_schedule": "constant"}) == pytest.approx([*wanted[:3], *[0.01] * 9])
     assert rates(runs, **TOY, steps=4) == pytest.approx([0.0005, 0.001, 0.001, 0.0005])  # half of so few warm up
     assert rates(runs, **TOY, steps=24)[8:12] == pytest.approx([0.0009, 0.001, 0.001, 0.000987], rel=1e-3)
 

@@ -71,12 +71,9 @@ class Settings:
     epochs: Count | None = setting(None, "passes over the training images (default: 2, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps, or after --epochs if that is earlier")
     optimizer: Literal["sgd", "adamw"] = setting("adamw", "what updates the weights: SGD with momentum 0.9, or AdamW")
-    lr: Rate = setting(0.001, "highest learning rate")
+    lr: Rate = setting(0.001, "highest learning rate; after the warm-up it falls as half a cosine to 0")
     warmup_steps: int | None = Field(
         None, ge=0, le=10**9, description="first steps, in which the rate grows (default: 10, or half of all)"
-    )
-    lr_schedule: Literal["constant", "cosine"] = setting(
-        "cosine", "learning rate after the warm-up: along a half cosine to 0 at the end of all --epochs, or --lr"
     )
     seed: int = Field(0, ge=0, lt=2**32, description="of the initial weights and of the order of the images")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")

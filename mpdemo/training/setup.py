@@ -96,16 +96,15 @@ def local_devices(device, count) -> list:
 
 
 def learning_rate(optimizer, settings, length):
-    """Return the scheduler of the learning rate: a warm-up, then constant or along a half cosine of `length` steps."""
-    warmup, cosine = settings.warmup_steps, settings.lr_schedule == "cosine"
-    warmup = min(WARMUP, length // 2) if warmup is None else warmup
-    if cosine and warmup >= length:
+    """Return the scheduler of the learning rate: a warm-up, then half a cosine, `length` steps in all."""
+    warmup = min(WARMUP, length // 2) if settings.warmup_steps is None else settings.warmup_steps
+    if warmup >= length:
         what = f"--warmup-steps {warmup} leaves no step of {length} to the cosine"
         raise UserError(f"{what}; allowed: 0 to {length - 1}")
 
     def factor(step):  # counted from 0
         if step < warmup:
             return (step + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup))) if cosine else 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup)))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
