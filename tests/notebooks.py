@@ -224,8 +224,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler's own messages
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        lab = ["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load]
-        status = subprocess.run([*torchrun, *lab], env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode or status
+        program = [str(root() / "tests/recordings.py"), str(folder), *["--under-load"] * args.under_load]
+        status = subprocess.run([*torchrun, *program], env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode or status
         subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
     return status
 

@@ -4,9 +4,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import recordings as lab
 
 from mpdemo.errors import UserError
-from mpdemo.labs import recordings as lab
 from mpdemo.measure.timeline import waiting
 from mpdemo.paths import root
 

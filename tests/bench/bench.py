@@ -26,7 +26,7 @@ from mpdemo.options import Parser
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, end
 
-LABS = {"loop": "lightning_overhead"}
+OTHERS = {"plan": "planned.py", "loop": "lightning_overhead.py"}  # programs of parts; the strategies have one for all
 ERRORS = "prediction", "error", "promised"
 PROCESSES = OF_STRATEGIES | {"plan": 2, "loop": 1}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
@@ -68,9 +68,7 @@ def run_parts(parts, out) -> int:
 def run(part, folder) -> int:
     """Run one part in its processes; return their exit status."""
     program = [str(Path(__file__).with_name("cases.py")), part]
-    if part == "plan":
-        program = [str(Path(__file__).with_name("planned.py"))]
-    command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else program
+    command = [str(Path(__file__).with_name(OTHERS[part]))] if part in OTHERS else program
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES[part]}"]

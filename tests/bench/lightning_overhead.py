@@ -1,6 +1,6 @@
 """What a loop costs besides its work: a bare loop, this course's and Lightning's, an epoch of each alternately.
 
-    python -m mpdemo.labs.lightning_overhead runs/13_overhead
+    python tests/bench/lightning_overhead.py runs/overhead
 
 What a loop adds to a step doesn't depend on the model, so a toy with short steps shows it best. Our loop notes the
 loss of every step in a file; Lightning has no logger, no checkpoints and no progress bar. A part of `make bench`.
