@@ -2,11 +2,12 @@
 
 import gzip
 import json
+import math
 
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.measure import timeline, traces
+from mpdemo.measure import spans, timeline, traces
 
 MS = 1000.0  # of a trace's microseconds
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -204,10 +205,32 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
     written(ddp(0), ddp(0))
     with pytest.raises(UserError, match="traces of ranks 1 of 2; give one of each"):
         traces.read([tmp_path / "trace-rank1.json.gz"])
+    with pytest.raises(UserError, match="begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the"):
+        traces.read(written(ddp(0), [{**row, "name": row["name"].replace("#5", "#900")} for row in ddp(0)]))
+    for time in (math.nan, math.inf):
+        with pytest.raises(UserError, match="is no trace of torch.profiler .*'aten::mm' has no finite time"):
+            traces.read(written(ddp(0), [*ddp(0), span("aten::mm", time, 2)]))
     with pytest.raises(UserError, match="all-reduce number 1 of ranks 0, 1 has no like in all of their traces"):
         traces.read(written(ddp(0), [span("ProfilerStep#5", 0, 30, "user_annotation"), span("aten::mm", 1, 2)]))
     with pytest.raises(UserError, match="clocks differ"):
         traces.read(written(ddp(0), [row | {"ts": row["ts"] + 40 * MS} for row in ddp(0)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "ranks"),
+    [
+        ("[1, 3]", 2, (1, 3)),
+        (f"[{', '.join(map(str, range(30)))}, ...]", 64, tuple(range(64))),
+        (f"[{', '.join(map(str, range(1, 60, 2)))}, ...]", 32, tuple(range(1, 65, 2))),
+    ],
+)
+def test_a_group_of_which_pytorch_writes_thirty_ranks_is_known_by_its_size(text, size, ranks):
+    assert spans.group_of(text, size, tuple(range(64))) == ranks
+
+
+def test_a_large_group_that_is_no_range_is_refused():
+    with pytest.raises(UserError, match="a group of 40 ranks is written as .*doesn't say who the others are"):
+        spans.group_of("[0, 1, 5, ...]", 40, tuple(range(64)))
 
 
 def test_a_trace_of_one_gpu_that_the_course_ships_is_read():

@@ -12,11 +12,11 @@ processes of a machine write the system's time, so nothing is aligned. PyTorch i
 notebooks/09_scaling.ipynb.
 """
 
-import json
 import math
 import re
 from bisect import bisect
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import NamedTuple
 
 from mpdemo import foreign
@@ -62,6 +62,8 @@ def load(path) -> Trace:
         spans, memory = [], []
         for row in trace["traceEvents"]:
             start, args = base + row.get("ts", 0) / 1e6, row.get("args", {})
+            if not math.isfinite(start + row.get("dur", 0)):
+                raise ValueError(f"{row.get('name')!r} has no finite time")
             if row.get("ph") == "X":
                 end = start + row["dur"] / 1e6
                 spans.append(Span(row["name"], row.get("cat", ""), row["tid"], start, end, args))
@@ -101,7 +103,7 @@ def rank_steps(trace) -> list[dict]:
             row["rank"] = trace.rank + row.pop("device", 0)
         edges = [time for row in events + own for time in (row["start"], row["end"])]
         start, end = (min(edges), max(edges)) if kernels and edges else (step.start, step.end)
-        steps.append({"start": start, "end": end, "events": events + own})
+        steps.append({"name": step.name, "start": start, "end": end, "events": events + own})
     return steps
 
 
@@ -222,7 +224,7 @@ def transfers_of(trace):
     for asked, span, about in [*by_gloo(trace.spans), *by_nccl(trace.spans)]:
         word = about["name"].partition("::")[2] or about["name"]
         kind = KINDS.get(re.sub(r"_|base|into.*|tensor.*|coalesced", "", word), "E")
-        ranks = tuple(json.loads(about["ranks"])) if about.get("ranks") else everyone
+        ranks = group_of(about["ranks"], about["size"], everyone) if about.get("ranks") else everyone
         row = {"lane": "comm", "kind": kind, "name": NAMES.get(kind, word.strip("_")), "asked": asked}
         row |= {"start": span.start, "end": span.end, "bytes": about["bytes"]}
         if kind in MESSAGE:
@@ -231,6 +233,19 @@ def transfers_of(trace):
         if kind == "R" and "all_reduce" in span.name:
             row["name"] += " (gloo makes it of an all-reduce)"
         yield row | {"members": ranks}
+
+
+def group_of(text, size, everyone) -> tuple:
+    """Return the ranks of a group, of which PyTorch writes the first 30: ``[0, 8, 16, ...]``."""
+    first = [int(number) for number in re.findall(r"\d+", text)]
+    if "..." not in text:
+        return tuple(first)
+    if size == len(everyone):
+        return everyone
+    apart = {after - before for before, after in pairwise(first)}
+    if len(apart) != 1 or not size:
+        raise UserError(f"a group of {size} ranks is written as {text}, which doesn't say who the others are")
+    return tuple(range(first[0], first[0] + size * apart.pop(), first[1] - first[0]))
 
 
 def by_gloo(spans):
@@ -271,6 +286,7 @@ def by_nccl(spans):
         about = {"name": kind.lower(), "bytes": max(numbers) * width(args.get("dtype", ""))}
         about |= {
             "ranks": args.get("Process Group Ranks"),
+            "size": args.get("Group size"),
             "peer": args.get("Dst Rank" if kind == "send" else "Src Rank"),
         }
         yield launches.get(span.args.get("correlation"), span.start), span, about

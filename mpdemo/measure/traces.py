@@ -47,6 +47,8 @@ def read(paths) -> dict:
 
 def merge(parts) -> dict:
     """Join one step of all ranks: `ranks`, `events` from 0 to `end` in seconds, and `memory` of each rank, or None."""
+    if len(names := dict.fromkeys(part["name"] for part in parts)) > 1:
+        raise UserError(f"the ranks' traces begin with other steps: {', '.join(names)}; give traces of the same steps")
     zero = min(part["start"] for part in parts)
     groups, events = defaultdict(list), []
     for part in parts:
