@@ -34,8 +34,16 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
         "which strategies fit a model on so many devices, and what each needs and sends",
         "--model my_file:my_function --input 4096 --tokens --devices 8 --gpu h100",
     ),
-    "explain": ("mpdemo.tools.explain.command", "what happened to a job, or where it hangs, and what to do", "4711"),
-    "env": ("mpdemo.tools.support.env", "check this machine, its PyTorch, Slurm and site", "--site leonardo"),
+    "explain": (
+        "mpdemo.tools.explain.command",
+        "what happened to a job, or where it hangs, and what to do",
+        "4711",
+    ),
+    "env": (
+        "mpdemo.tools.support.env",
+        "check this machine, its PyTorch, Slurm and site",
+        "--site leonardo",
+    ),
     "render": (
         "mpdemo.tools.support.render",
         "write the course's batch scripts for a site; submit nothing",
@@ -71,8 +79,13 @@ def overview() -> str:
     for group, names in GROUPS.items():
         lines += ["", f"{group}:"]
         for name in names:
-            lines.append(textwrap.fill(f"  {name:<9} {COMMANDS[name][1]}", columns, subsequent_indent=" " * 12))
-    lines += ["", f"{PROGRAM} COMMAND --help shows the options of each; --version says which mpdemo this is."]
+            lines.append(
+                textwrap.fill(f"  {name:<9} {COMMANDS[name][1]}", columns, subsequent_indent=" " * 12)
+            )
+    lines += [
+        "",
+        f"{PROGRAM} COMMAND --help shows the options of each; --version says which mpdemo this is.",
+    ]
     return "\n".join(lines)
 
 
@@ -108,7 +121,11 @@ def asked(argv) -> tuple:
     options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
     parser = Parser(prog=PROGRAM)
     for before, word in zip([parser.prog, *options], options, strict=False):
-        if not word.strip() or word.startswith("--") and word.partition("=")[1:] in (("=", ""), ("=", "--")):
+        if (
+            not word.strip()
+            or word.startswith("--")
+            and word.partition("=")[1:] in (("=", ""), ("=", "--"))
+        ):
             parser.error(f"what follows {word.strip() or before} is empty; give a value, or leave it out")
     name = argv[0]
     if name not in COMMANDS:
@@ -124,7 +141,9 @@ def run(module, args) -> int:
         status = module.main(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader is gone, as behind `| head`; the shell's status for it is that of SIGPIPE
+    except (
+        BrokenPipeError
+    ):  # the reader is gone, as behind `| head`; the shell's status for it is that of SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:

@@ -18,7 +18,15 @@ from mpdemo.world.processes import check_room, child_environment, end
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
-HEADINGS = "strategy", "loss", "images/s", "speed-up", "upper bound", "fraction of bound", "gradient difference"
+HEADINGS = (
+    "strategy",
+    "loss",
+    "images/s",
+    "speed-up",
+    "upper bound",
+    "fraction of bound",
+    "gradient difference",
+)
 FOOT = (
     "In brackets: 95 % intervals, where 6 or more steps were timed. At the bound: the interval of the fraction doesn't "
     "lie below 1, so no shortfall from the upper bound can be reported."
@@ -27,8 +35,12 @@ FOOT = (
 
 def add_arguments(parser):
     """Add the options of ``demo``."""
-    parser.add_argument("--processes", type=count(2, 64), default=2, metavar="N", help="devices to spread over")
-    parser.add_argument("--steps", type=count(1, 10_000), default=9, metavar="N", help="steps that are timed")
+    parser.add_argument(
+        "--processes", type=count(2, 64), default=2, metavar="N", help="devices to spread over"
+    )
+    parser.add_argument(
+        "--steps", type=count(1, 10_000), default=9, metavar="N", help="steps that are timed"
+    )
 
 
 def main(args):
@@ -38,7 +50,11 @@ def main(args):
     check_room(args.processes)
     for settings in variants(args.processes).values():
         checked(settings, args.processes if is_per_device(settings) else None)
-    environment = child_environment() | {"OMP_NUM_THREADS": "1"} | (ON_THE_CPU if too_few_gpus(args.processes) else {})
+    environment = (
+        child_environment()
+        | {"OMP_NUM_THREADS": "1"}
+        | (ON_THE_CPU if too_few_gpus(args.processes) else {})
+    )
     launch = "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"
     os.execve(sys.executable, [sys.executable, *launch, "-m", "mpdemo.demo", str(args.steps)], environment)
 

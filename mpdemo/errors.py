@@ -21,7 +21,9 @@ class Quoted(reprlib.Repr):
 QUOTED = Quoted()
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
 # Colours, control characters, and marks that turn the direction of the text: a terminal would obey them.
-UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+UNSEEN = re.compile(
+    r"\x1b\[[0-9;]*[A-Za-z]|[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class UserError(Exception):
@@ -64,7 +66,9 @@ def one_line(text) -> str:
 
 def wrapped(text, prefix="") -> str:
     """Return a message for a notebook's page: its lines broken between words, each of them after the prefix."""
-    wrap = textwrap.TextWrapper(COLUMNS, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False)
+    wrap = textwrap.TextWrapper(
+        COLUMNS, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False
+    )
     wrap.break_long_words = False  # a path stays whole, to be copied
     return "\n".join(wrap.fill(line) or prefix for line in text.split("\n"))
 

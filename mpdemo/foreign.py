@@ -42,7 +42,8 @@ def opened(path: str | Path) -> BinaryIO:
     """Open a file for reading; `OSError` for a pipe, a socket or a device, which may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # which doesn't wait if it has become a pipe
+    # which doesn't wait if it has become a pipe
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
 def try_to_write(path: Path) -> None:
@@ -58,7 +59,9 @@ def unpacked(path: str | Path) -> Any:
     """Return what is in a file of JSON, packed by gzip or not."""
     with opened(path) as file:
         size, packed = os.fstat(file.fileno()).st_size, file.peek(2)[:2] == b"\x1f\x8b"
-        text = (gzip.GzipFile(fileobj=file) if packed else file).read(LARGEST + 1) if size <= LARGEST else b""
+        text = (
+            (gzip.GzipFile(fileobj=file) if packed else file).read(LARGEST + 1) if size <= LARGEST else b""
+        )
     if max(size, len(text)) > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // 2**20} MiB")
     return json.loads(text)

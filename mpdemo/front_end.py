@@ -31,7 +31,11 @@ def waiting_for(what, printed=str):
     A thread does it, since what waits may not come back to Python code before its end.
     """
     ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(ended, what, printed), daemon=True) if has_front_end() else None
+    thread = (
+        threading.Thread(target=_show, args=(ended, what, printed), daemon=True)
+        if has_front_end()
+        else None
+    )
     try:
         if thread:
             thread.start()

@@ -22,7 +22,9 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
             known = [text for action in self._actions for text in action.option_strings]
-            self.error(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
+            self.error(
+                f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}"
+            )
         return given
 
 
@@ -46,7 +48,9 @@ def add_options(parser, dataclass, without=()):
         if not field.is_required() and field.default is not None:
             arguments["help"] += f" (default {field.default})"
         choices = _choices(field.annotation)
-        parser.add_argument(option_name(name), metavar="{" + ",".join(choices) + "}" if choices else None, **arguments)
+        parser.add_argument(
+            option_name(name), metavar="{" + ",".join(choices) + "}" if choices else None, **arguments
+        )
 
 
 def options_from(args, dataclass, **more):

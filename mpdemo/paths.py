@@ -16,7 +16,8 @@ def root() -> Path:
     if given := os.environ.get("MPDEMO_ROOT"):
         return Path(given).absolute()
     current = Path.cwd()
-    opened = current.parent if current.name == "solutions" else current  # the folder of the notebook that is open
+    # the folder of the notebook that is open
+    opened = current.parent if current.name == "solutions" else current
     holder = opened.parent if opened.name == "notebooks" else current
     return next((folder for folder in (current, *current.parents) if (folder / SITES).is_dir()), holder)
 
@@ -35,4 +36,9 @@ def slurm_files(*patterns) -> dict:
     package = Path(__file__).resolve().parent
     shipped = package if (package / SITES).is_dir() else package.parent
     folders = [folder / "slurm" for folder in (shipped, root())]
-    return {file.stem: file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))}
+    return {
+        file.stem: file
+        for folder in folders
+        for pattern in patterns
+        for file in sorted(folder.glob(pattern))
+    }

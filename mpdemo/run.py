@@ -36,7 +36,8 @@ from mpdemo.world.env import join_world, read_launcher
 from mpdemo.world.processes import end, lost_a_peer
 from mpdemo.world.say import own_rank
 
-MANNERS = 10.0  # s for which the others wait while rank 0 reports: torchrun ends all ranks as soon as one has failed
+# s for which the others wait while rank 0 reports: torchrun ends all ranks as soon as one has failed
+MANNERS = 10.0
 AFTER_THE_LOST = 1.0  # s that who lost a rank waits: its sockets close before its own end can be seen
 PATIENCE = 1800.0  # s for which ranks wait for one that lists a large folder of images
 
@@ -81,7 +82,8 @@ def validate(rung, batches, device):
 
 def train(settings, place, build=None, validate=validate):
     """Train one run of checked settings in this process's place of the world."""
-    run = Run(settings, place)  # gives the device, model, data and optimizer of the settings: training/setup.py
+    # gives the device, model, data and optimizer of the settings: training/setup.py
+    run = Run(settings, place)
     rung = (build or builder(settings.rung))(run)
     loaders = run.loaders(rung)  # DistributedSampler(num_replicas=rung.replicas, rank=rung.replica)
     length = loaders.steps_per_epoch
@@ -114,7 +116,10 @@ def main(doc, build):
     parser = LineParser(prog=f"python -m mpdemo.rungs.{rung}", description=doc, formatter_class=layout)
     add_options(parser, Settings, without=("rung",))
     try:
-        settings, launcher = options_from(parser.parse_args(), Settings, rung=rung), read_launcher(os.environ)
+        settings, launcher = (
+            options_from(parser.parse_args(), Settings, rung=rung),
+            read_launcher(os.environ),
+        )
         settings = checked(settings, None if launcher["launcher"] == "none" else launcher["world_size"])
         with join_world(1 if is_per_device(settings) else settings.devices, PATIENCE) as place:
             train(settings, place, build)

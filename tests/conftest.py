@@ -62,7 +62,9 @@ def pytest_unconfigure(config):
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, so that all workers are busy to the end."""
     longest = ("test_jobs_slurm.py", "test_notebooks.py", "test_exercises.py")
-    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+    items.sort(
+        key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest)
+    )
 
 
 def need(*packages):
@@ -77,7 +79,8 @@ def need(*packages):
 def temporary_folder():
     """This run's own folder for temporary files; at its end nothing of the package may be left there."""
     folder = tempfile.mkdtemp(prefix="tests-")
-    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)  # after multiprocessing's own folder in it
+    # after multiprocessing's own folder in it
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)
     os.environ["TMPDIR"], tempfile.tempdir = folder, folder
     yield
     left = sorted(path.name for path in Path(folder).glob("mpdemo-*"))
@@ -124,7 +127,9 @@ def gpu_autocast(monkeypatch):
 def no_slurm(monkeypatch):
     """No Slurm in reach: sbatch is not found."""
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, **options: None if name == "sbatch" else which(name, **options))
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **options: None if name == "sbatch" else which(name, **options)
+    )
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
 
@@ -143,7 +148,9 @@ def run_once():
 
     def run(*words, timeout=800, **environment):
         command, env = [sys.executable, *words], os.environ | environment
-        return subprocess.run(command, cwd=paths.root(), env=env, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            command, cwd=paths.root(), env=env, capture_output=True, text=True, timeout=timeout
+        )
 
     return run
 

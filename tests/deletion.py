@@ -9,16 +9,21 @@ import ast
 from collections import Counter
 
 GONE = ast.Name("GONE")
-LISTS = {ast.Tuple: "elts", ast.List: "elts", ast.Assign: "targets", ast.Call: "args"}  # what loses all of them goes
+# what loses all of them goes
+LISTS = {ast.Tuple: "elts", ast.List: "elts", ast.Assign: "targets", ast.Call: "args"}
 
 
 def without(source, flags, names) -> str:
     """Return a script without the dimensions of some flags, and without names that only they need; no docstrings."""
-    begins = {0: ""} | {k: line for k, line in enumerate(source.splitlines(), 1) if line.startswith("# --- ")}
+    begins = {0: ""} | {
+        k: line for k, line in enumerate(source.splitlines(), 1) if line.startswith("# --- ")
+    }
     tree, kept = ast.parse(source), []
     for node in tree.body:
         if begins[max(k for k in begins if k < node.lineno)].endswith(tuple(f"--{flag}" for flag in flags)):
-            names = names | ({node.name} if hasattr(node, "name") else {ast.unparse(target) for target in node.targets})
+            names = names | (
+                {node.name} if hasattr(node, "name") else {ast.unparse(target) for target in node.targets}
+            )
         else:
             kept.append(node)
     tree.body = kept
@@ -38,13 +43,19 @@ def clean(tree) -> str:
             if not uses(function.body)[arg.arg]:
                 del function.args.args[place]
                 for call in ast.walk(tree):
-                    if isinstance(call, ast.Call) and ast.unparse(call.func) == function.name and call.args[place:]:
+                    if (
+                        isinstance(call, ast.Call)
+                        and ast.unparse(call.func) == function.name
+                        and call.args[place:]
+                    ):
                         del call.args[place]
     used = uses(tree.body)
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             node.names = [name for name in node.names if used[(name.asname or name.name).split(".")[0]]]
-    left = [node for node in tree.body if getattr(node, "names", True) and used[getattr(node, "name", "main")]]
+    left = [
+        node for node in tree.body if getattr(node, "names", True) and used[getattr(node, "name", "main")]
+    ]
     return ast.unparse(ast.fix_missing_locations(ast.Module(left, [])))
 
 
@@ -66,7 +77,8 @@ class Delete(ast.NodeTransformer):
         had = listed and getattr(node, listed)
         for field, part in ast.iter_fields(node):
             if isinstance(part, list):
-                whole = isinstance(node, ast.BoolOp)  # else, of sizes or arguments, `args.tp` goes and no 1 stays
+                # else, of sizes or arguments, `args.tp` goes and no 1 stays
+                whole = isinstance(node, ast.BoolOp)
                 parts = [self.visit(x) for x in part if whole or not self.is_flag(x)]
                 parts = [y for x in parts for y in (x if isinstance(x, list) else [x])]
                 setattr(node, field, [x for x in parts if x is not GONE])
@@ -79,7 +91,9 @@ class Delete(ast.NodeTransformer):
     def is_flag(self, node):
         """Whether this is `args.tp`, or a keyword argument with this value."""
         node = getattr(node, "value", node) if isinstance(node, ast.keyword) else node
-        return isinstance(node, ast.Attribute) and ast.unparse(node) in {f"args.{flag}" for flag in self.flags}
+        return isinstance(node, ast.Attribute) and ast.unparse(node) in {
+            f"args.{flag}" for flag in self.flags
+        }
 
     def left(self, node):
         """Return a node if all of its single parts are there."""

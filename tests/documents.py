@@ -20,9 +20,11 @@ from mpdemo.paths import root
 
 COURSE, TRAINERS = root() / "notebooks/README.md", root() / "notebooks/for_trainers.md"
 BEGIN, END = "<!-- from the notebooks' metadata -->", "<!-- end of the metadata -->"
-EACH, OF_A_STAGE = 8, 20  # minutes for an exercise, and for one of the notebook whose exercises are stages of a script
+# minutes for an exercise, and for one of the notebook whose exercises are stages of a script
+EACH, OF_A_STAGE = 8, 20
 STAGES = "14"
-DAY = re.compile(r"^(\| \w+ day \|.*\|) [\d.]+ \|$", re.M)  # a row that ends with the hours of the notebooks it links
+# a row that ends with the hours of the notebooks it links
+DAY = re.compile(r"^(\| \w+ day \|.*\|) [\d.]+ \|$", re.M)
 
 
 def main(paths=None):
@@ -85,7 +87,10 @@ def mistimed(notebook, number):
 
 def course_table(abouts) -> str:
     """Return the table of notebooks for learners."""
-    rows = ["| notebook | after it you can | builds on | minutes | read beside it |", "|---|---|---|---|---|"]
+    rows = [
+        "| notebook | after it you can | builds on | minutes | read beside it |",
+        "|---|---|---|---|---|",
+    ]
     for name, about in abouts.items():
         before = ", ".join(about.prerequisites) or "-"
         beside = ", ".join(f"[{Path(script).name}]({script})" for script in about.scripts)

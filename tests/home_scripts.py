@@ -32,7 +32,11 @@ SBATCH_LINES = 53  # of train.sbatch at most
 
 def environment() -> dict:
     """Return the environment of a user's shell, in which this Python is active."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     return kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -56,7 +60,9 @@ def change(source, changes, target=None):
 def launch(folder, script, *arguments, processes=1, changes=(), **how) -> str:
     """Run a script, in which some texts are changed, under torchrun; return what it printed."""
     change(folder / script, changes, folder / "run.py")
-    return run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments, **how)
+    return run(
+        folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments, **how
+    )
 
 
 def names_of(script, *arguments, run_name="script") -> dict:
@@ -113,7 +119,11 @@ class Kind(NamedTuple):
 
 def own(spoilt=()) -> Kind:
     """Return the kind of a script that brings all that it needs: two epochs of 24 steps."""
-    changes = [("LOOK = 8", "LOOK = 1"), ("SAVE_MINUTES = 60", "SAVE_MINUTES = 10"), (FIRST + "5", FIRST + "2")]
+    changes = [
+        ("LOOK = 8", "LOOK = 1"),
+        ("SAVE_MINUTES = 60", "SAVE_MINUTES = 10"),
+        (FIRST + "5", FIRST + "2"),
+    ]
     return Kind(10, "done", "", changes, spoilt)
 
 
@@ -130,7 +140,8 @@ KINDS = {
     "finetune_lora": by_job(),
     "train_gpt": by_job(),
 }
-MESHES = {1: [], 2: ["--tp", "2"], 4: ["--pp", "2", "--shard", "2"]}  # of train_gpt.py, by the number of processes
+# of train_gpt.py, by the number of processes
+MESHES = {1: [], 2: ["--tp", "2"], 4: ["--pp", "2", "--shard", "2"]}
 
 
 class Training:
@@ -158,7 +169,13 @@ class Training:
         """Return the words that start it, with checkpoints of a name; run.py is the script."""
         if self.name == "train_single":
             return [sys.executable, "run.py", name]
-        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *self.words(name, processes)]
+        return [
+            "torchrun",
+            "--standalone",
+            f"--nproc-per-node={processes}",
+            "run.py",
+            *self.words(name, processes),
+        ]
 
     def words(self, name, processes=2) -> list:
         """Return the script's arguments; a batch of 30 can be divided by two processes and by three."""
@@ -166,7 +183,13 @@ class Training:
             return [name]
         if self.name == "train_gpt":
             return [*MESHES[processes], "--checkpoint", name]
-        return ["--checkpoint", name, "--batch", "30", *(["--base", "base"] if self.name == "finetune_lora" else [])]
+        return [
+            "--checkpoint",
+            name,
+            "--batch",
+            "30",
+            *(["--base", "base"] if self.name == "finetune_lora" else []),
+        ]
 
     def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
         """Run it, in which some texts are changed; return what it printed."""
@@ -204,7 +227,10 @@ class Training:
 
     def saved(self, name) -> list:
         """Return the complete checkpoints of a name, the oldest first."""
-        found = [*self.folder.glob(f"{name}-*.pt"), *(file.parent for file in self.folder.glob(f"{name}-*/.metadata"))]
+        found = [
+            *self.folder.glob(f"{name}-*.pt"),
+            *(file.parent for file in self.folder.glob(f"{name}-*/.metadata")),
+        ]
         return sorted((path for path in found if path.suffix != ".damaged"), key=steps_of)
 
     def steps(self, name) -> list:

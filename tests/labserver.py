@@ -19,7 +19,8 @@ START = 60.0  # s
 CHROMIUM = find("chromium")
 NEEDS_CHROMIUM = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
-FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]  # as root, there is no sandbox
+# as root, there is no sandbox
+FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]
 
 
 @contextlib.contextmanager

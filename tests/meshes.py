@@ -30,8 +30,14 @@ def run_mesh(folder, flags, world, hook=None, scripts=SCRIPTS, script="train_gpt
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = [folder, flags, {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}]
-    processes = [FORKS.Process(target=run_rank, args=(rank, *given, hook, scripts, script)) for rank in range(world)]
+    given = [
+        folder,
+        flags,
+        {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    ]
+    processes = [
+        FORKS.Process(target=run_rank, args=(rank, *given, hook, scripts, script)) for rank in range(world)
+    ]
     for process in processes:
         process.start()
     end = time.monotonic() + SECONDS
@@ -121,7 +127,11 @@ def change_a_token(script, job):
             torch.save(torch.stack(found[-2:]), f"tokens-{os.environ['RANK']}.pt")
         return losses.sum()
 
-    script.make_datasets, script.cross_entropy, job.places = two_rows, noting, lambda *given: iter([[(0, 0), (0, 1)]])
+    script.make_datasets, script.cross_entropy, job.places = (
+        two_rows,
+        noting,
+        lambda *given: iter([[(0, 0), (0, 1)]]),
+    )
     unsaved(script, job)
 
 
@@ -169,7 +179,10 @@ def all_meshes(processes) -> list:
     """Return all meshes of up to so many processes."""
     every = itertools.product(range(1, processes + 1), repeat=len(NAMES))
     fit = sorted((math.prod(sizes), sizes) for sizes in every if math.prod(sizes) <= processes)
-    words = [" ".join(f"{name}{size}" for name, size in zip(NAMES, sizes, strict=True) if size > 1) for _, sizes in fit]
+    words = [
+        " ".join(f"{name}{size}" for name, size in zip(NAMES, sizes, strict=True) if size > 1)
+        for _, sizes in fit
+    ]
     return [mesh or "one process" for mesh in words]
 
 
@@ -188,7 +201,9 @@ def count_instead(script, job):
 
 def rehearsed(folder, arguments, ranks, rank) -> tuple:
     """Rehearse a rank in a process of its own; return the peak of a step and its calls."""
-    process = FORKS.Process(target=rehearse_alone, args=(folder, [f"--ranks={ranks}", f"--rank={rank}", *arguments]))
+    process = FORKS.Process(
+        target=rehearse_alone, args=(folder, [f"--ranks={ranks}", f"--rank={rank}", *arguments])
+    )
     process.start()
     process.join(SECONDS)
     assert process.exitcode == 0, (folder / "rehearsed.log").read_text()[-3000:]

@@ -11,7 +11,8 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 TAG = "nbval-ignore-output"
-NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
+# takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
+NIGHT = "nightly"
 KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
 MOST_OF_AN_ANSWER = 30  # lines of a program that a reader writes
@@ -25,7 +26,9 @@ NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r"ms|s|seconds|KiB|MiB|GiB|kB|MB|GB|times"
 PAIR = rf"(?:,?\s(?:and|or|to|of the|instead of)\s{NUMBER})?"  # "28 of the 44.6 MiB" are two numbers
 MEASURED = re.compile(rf"(?<![\w.,])({NUMBER})(?={PAIR}[\s-]({UNIT})\b)")
-PLAN = re.compile(r"\bPlan\s+(?:about\s+)?(\d+\s+minutes|an\s+hour\s+and\s+a\s+half|an\s+hour|two\s+hours)\b")
+PLAN = re.compile(
+    r"\bPlan\s+(?:about\s+)?(\d+\s+minutes|an\s+hour\s+and\s+a\s+half|an\s+hour|two\s+hours)\b"
+)
 IN_WORDS = {"an hour": 60, "an hour and a half": 90, "two hours": 120}
 FENCED = re.compile(r"```.*?```", re.S)
 TOLD = re.compile(r"\d|\b(both|half|two|three|four)\b")  # a number, as a diagram may say it, too
@@ -44,7 +47,11 @@ def lint(notebook, folder) -> list:
     """Return what is wrong with a notebook that lies in `folder`, a sentence each."""
     problems = list(_whole(notebook))
     for number, cell in enumerate(notebook.cells):
-        said = _code(cell, Path(folder).name == "solutions") if cell.cell_type == "code" else _links(cell, Path(folder))
+        said = (
+            _code(cell, Path(folder).name == "solutions")
+            if cell.cell_type == "code"
+            else _links(cell, Path(folder))
+        )
         problems += [f"cell {number} ({cell.get('id')}): {problem}" for problem in said]
     return problems
 
@@ -59,7 +66,9 @@ def unsourced(notebook, listed):
     shown = {_value(number) for cell in notebook.cells for number in re.findall(NUMBER, _shown(cell))}
     said = set()
     for position, cell in enumerate(notebook.cells):
-        prose = re.sub(r"`[^`]*`", " ", FENCED.sub(" ", cell.source)) if cell.cell_type == "markdown" else ""
+        prose = (
+            re.sub(r"`[^`]*`", " ", FENCED.sub(" ", cell.source)) if cell.cell_type == "markdown" else ""
+        )
         for number, unit in MEASURED.findall(prose):
             said.add(f"{number} {unit}")
             half = 0.5 * 10 ** -len(number.partition(".")[2]) + 1e-9  # of the last digit
@@ -135,7 +144,8 @@ def _whole(notebook):
     if len({cell.get("id") for cell in notebook.cells}) < len(notebook.cells):
         yield "has two cells with the same id"
     counts = [cell.execution_count for cell in code]
-    if counts != list(range(1, len(counts) + 1)):  # never executed means never compared, whatever the cell prints
+    # never executed means never compared, whatever the cell prints
+    if counts != list(range(1, len(counts) + 1)):
         yield f"was not executed from top to bottom: {counts}"
 
 
@@ -177,10 +187,14 @@ def _output(output):
     words += [data.get(f"text/{form}", "") for form in ("plain", "html", "markdown")]
     yield from _text(" ".join(words), [line for text in shown for line in text.splitlines()])
     alts = re.findall(r"<img\b(?:[^>]*? alt=\"([^\"]*)\")?", data.get("text/html", ""))
-    for alt in alts + [output.get("metadata", {}).get("image/png", {}).get("alt", "")] * ("image/png" in data):
+    for alt in alts + [output.get("metadata", {}).get("image/png", {}).get("alt", "")] * (
+        "image/png" in data
+    ):
         if not TOLD.search(alt):
             yield f"has a picture whose alt text tells no number: {alt!r}"
-    if "<table" in (table := data.get("text/html", "")) and _numbers(table) != _numbers(data.get("text/plain", "")):
+    if "<table" in (table := data.get("text/html", "")) and _numbers(table) != _numbers(
+        data.get("text/plain", "")
+    ):
         yield "shows other numbers as HTML than as plain text: they are of two runs; save both again"
     if "application/vnd.jupyter.widget-view+json" in data:
         yield "saved a widget, which shows nothing without the kernel"
@@ -188,7 +202,10 @@ def _output(output):
         yield f"printed to stderr: {output.text.strip()[:80]!r}"
     if re.search(r"<script|(src|href)=[\"']?(https?:)?//", data.get("text/html", "")):
         yield "saved HTML that runs a script or loads from elsewhere"
-    if len(nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[output])]))) > MOST_BYTES:
+    if (
+        len(nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[output])])))
+        > MOST_BYTES
+    ):
         yield f"has an output of more than {MOST_BYTES // 1000} kB"
 
 
@@ -206,5 +223,7 @@ def _links(cell, folder):
         if re.match(r"https?:|mailto:", target):
             if picture:  # would be a request to elsewhere
                 yield f"loads a picture from elsewhere: {target}"
-        elif not target.startswith(("#", "attachment:")) and not (folder / target.partition("#")[0]).exists():
+        elif (
+            not target.startswith(("#", "attachment:")) and not (folder / target.partition("#")[0]).exists()
+        ):
             yield f"links to {target}, which is not there"

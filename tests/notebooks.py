@@ -46,7 +46,8 @@ TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 SKIP = "nbval-skip"  # nbval's own tag
-SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
+# how a notebook marks what only holds there
+SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)
 LANGUAGE = IPythonKernel.language_info
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
@@ -55,7 +56,9 @@ def notebooks(prefixes=()) -> list:
     """Return the paths of the course's notebooks (03) and their solutions (solutions/03), or those that begin so."""
     folder = root() / "notebooks"
     paths = [*documents.notebooks(), *sorted(folder.glob("solutions/*.ipynb"))]
-    return [path for path in paths if not prefixes or str(path.relative_to(folder)).startswith(tuple(prefixes))]
+    return [
+        path for path in paths if not prefixes or str(path.relative_to(folder)).startswith(tuple(prefixes))
+    ]
 
 
 def normalise(notebook):
@@ -85,7 +88,11 @@ def _normal_output(output, count):
     if output.output_type == "execute_result":
         output.execution_count = count
     if "data" in output:
-        kept = {key: value for key, value in output.metadata.get("image/png", {}).items() if key in ("alt", "width")}
+        kept = {
+            key: value
+            for key, value in output.metadata.get("image/png", {}).items()
+            if key in ("alt", "width")
+        }
         output.metadata = nbformat.from_dict({"image/png": kept} if kept else {})
     return output
 
@@ -123,15 +130,22 @@ def refresh(path, ladder, everything=False) -> str:
         folder = fresh_copy(name)
         if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
-            own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []  # else it only finds that job
-            shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
+            # else it only finds that job
+            own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []
+            shutil.copytree(
+                ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True
+            )
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         options = {"record_timing": False, "store_widget_state": False}
-        client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
+        client = NotebookClient(
+            fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options
+        )
         with slurm_of(path) as slurm:
             begin = time.monotonic()
             client.execute(env=environment(folder, NBVAL="1", **slurm))
-        for run_folder in (run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)):
+        for run_folder in (
+            run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)
+        ):
             shutil.copytree(run_folder, Path(ladder, run_folder.name), dirs_exist_ok=True)
         if "mpdemo" in fresh.metadata:
             fresh.metadata.mpdemo.seconds = round(time.monotonic() - begin)
@@ -166,10 +180,19 @@ def nbval(name, project, whole=True, **environ):
         if NIGHT in tags(cell) and not whole:
             cell.metadata.tags = [SKIP]
     path.write_text(text_of(notebook))
-    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT}", "-p", "no:cacheprovider", "-q"]
+    options = [
+        "--nbval",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={CELL_LIMIT}",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+    ]
     command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", str(path)]
     env = environment(project, MPDEMO_ROUNDS="2", **environ)
-    return subprocess.run(command, cwd=project, env=env, timeout=NBVAL_LIMIT, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=project, env=env, timeout=NBVAL_LIMIT, capture_output=True, text=True
+    )
 
 
 def without_speed(notebook):
@@ -198,12 +221,16 @@ def check(path) -> list:
 
 def main() -> int:
     """Return 0 if all is in order, 1 if not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
     parser.add_argument("--check", action="store_true", help="execute nothing")
     load = "mark recordings that are made while other processes run, rather than refuse them"
     parser.add_argument("--under-load", action="store_true", help=load)
-    parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
+    parser.add_argument(
+        "--all", action="store_true", help="save also where only numbers and pictures changed"
+    )
     args, status = parser.parse_args(), 0
     with tempfile.TemporaryDirectory(prefix="mpdemo-ladder-") as ladder:
         for path in notebooks(args.prefixes):
@@ -225,8 +252,12 @@ def main() -> int:
         os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler's own messages
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         program = [str(root() / "tests/recordings.py"), str(folder), *["--under-load"] * args.under_load]
-        status = subprocess.run([*torchrun, *program], env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode or status
-        subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
+        status = (
+            subprocess.run([*torchrun, *program], env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+            or status
+        )
+        # what shows these recordings
+        subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)
     return status
 
 

@@ -50,7 +50,9 @@ def run(function, arguments, options):
     if function is torch.ops.aten._to_copy.default or not tensors:
         device = options.get("device") or device
     options_on_cpu = options | ({"device": HOST} if options.get("device") is not None else {})
-    arguments_on_cpu, options_on_cpu = tree_map_only(Placed, lambda t: t.data_on_cpu, (arguments, options_on_cpu))
+    arguments_on_cpu, options_on_cpu = tree_map_only(
+        Placed, lambda t: t.data_on_cpu, (arguments, options_on_cpu)
+    )
     result = function(*arguments_on_cpu, **options_on_cpu)
     if device == HOST:
         return result

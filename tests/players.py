@@ -28,7 +28,9 @@ from mpdemo.paths import root
 
 WIDTH = 760  # of the page in pixels, which are those of the picture
 COLOURS, OF_README = 24, 128  # of a palette; the README's picture has every kind of communication in it
-ONLY = "nav, .controls, .say, .card, .cursor, details { display: none !important } main { padding: 8px 10px }"
+ONLY = (
+    "nav, .controls, .say, .card, .cursor, details { display: none !important } main { padding: 8px 10px }"
+)
 
 
 def calls(notebook):

@@ -10,13 +10,22 @@ from pathlib import Path
 
 from mpdemo.paths import root
 
-SKIPPED = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+SKIPPED = {
+    tokenize.COMMENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def files() -> list:
     """Return the project's files, relative to its root: what git tracks, and what it would take up."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=root(), check=True, capture_output=True, text=True).stdout.split("\0")
+    names = subprocess.run(command, cwd=root(), check=True, capture_output=True, text=True).stdout.split(
+        "\0"
+    )
     return sorted(Path(name) for name in set(names) if name and (root() / name).is_file())
 
 

@@ -31,14 +31,19 @@ from mpdemo.world.processes import end
 
 MOST = 0.05  # of a step, for which a rank may have waited for its core
 TRIES, ROUNDS = 3, 9
-PUZZLE, SLOWED = "puzzle", 0  # a recording that no text explains; in it this rank computes each forward pass twice
+# a recording that no text explains; in it this rank computes each forward pass twice
+PUZZLE, SLOWED = "puzzle", 0
 STRATEGIES = {  # file, and strategy of the player -> name, what it is, settings
     "ddp": ("DDP", "DistributedDataParallel", Settings(rung="ddp")),
     "fsdp": ("FSDP", "fully_shard of each block", Settings(rung="fsdp")),
     "tp": ("Tensor parallel", "ColwiseParallel and RowwiseParallel in each block", Settings(rung="tensor")),
     "gpipe": ("GPipe", "ScheduleGPipe, 4 microbatches", variant("GPipe")),
     "1f1b": ("1F1B", "Schedule1F1B, 4 microbatches", variant("1F1B")),
-    "interleaved": ("Interleaved 1F1B", "two stages on each rank, 4 microbatches", variant("Interleaved1F1B")),
+    "interleaved": (
+        "Interleaved 1F1B",
+        "two stages on each rank, 4 microbatches",
+        variant("Interleaved1F1B"),
+    ),
     "zb": ("Zero bubble", "ScheduleZBVZeroBubble, 4 microbatches", variant("ZBVZeroBubble")),
     PUZZLE: ("A run", "fully_shard of each block", Settings(rung="fsdp")),
 }
@@ -61,7 +66,9 @@ def recorded(world, name, given, under_load) -> dict:
             break
     else:
         busy = f"other processes had a rank's core for {share:.0%} of a step of {name}"
-        raise UserError(f"{busy}; at most {MOST:.0%} are allowed: record when nothing else runs on this machine")
+        raise UserError(
+            f"{busy}; at most {MOST:.0%} are allowed: record when nothing else runs on this machine"
+        )
     about = {
         "source": "recorded", "strategy": "fsdp" if name == PUZZLE else name, "tab": tab, "hang": None,
         "title": f"Recorded: {what}, {world.world_size} CPU processes, gloo",
@@ -69,10 +76,14 @@ def recorded(world, name, given, under_load) -> dict:
         "torch": torch.__version__, "version": mpdemo.__version__, "plain": round(plain, 6),
         "under_load": share > MOST, "delay": round(step.pop("delay"), 6),
     }  # fmt: skip
-    note = "A trial recording, made while other processes ran: its times mean nothing. " * about["under_load"]
+    note = (
+        "A trial recording, made while other processes ran: its times mean nothing. " * about["under_load"]
+    )
     note += f"The course's transformer, batch {settings.batch_size}, fp32: the step of median length of {RECORDED - 2} "
     note += f"under the profiler. Without it, the median step takes {1e3 * plain:.0f} ms. {about['machine']}; PyTorch "
-    return about | {"note": f"{note}{torch.__version__}, mpdemo {mpdemo.__version__}, {about['date']}."} | step
+    return (
+        about | {"note": f"{note}{torch.__version__}, mpdemo {mpdemo.__version__}, {about['date']}."} | step
+    )
 
 
 def seconds(trial) -> float:
@@ -102,7 +113,10 @@ def main(folder, *options):
     for name, step in found.items() if world.rank == 0 else ():
         text = json.dumps(step, separators=(",", ":")) + "\n"
         Path(folder, f"{name}.json").write_text(text)
-        print(f"{name}: {1e3 * step['end']:.1f} ms, {len(step['events'])} events, {len(text) / 1e3:.0f} kB", flush=True)
+        print(
+            f"{name}: {1e3 * step['end']:.1f} ms, {len(step['events'])} events, {len(text) / 1e3:.0f} kB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ PICTURES = {  # the notebook, its cells, and what an output says when the pictur
     "live": ("01_single_device", ("story-job",), r"/step 2\d of/"),
 }
 SETUP = "from mpdemo.notebook.course import check, run"
-TO_DELETE = "...  # delete this line when each sample is read once\n"  # whoever deletes only this gets a verdict
+# whoever deletes only this gets a verdict
+TO_DELETE = "...  # delete this line when each sample is read once\n"
 IDLE = "text=Python 3 (ipykernel) | Idle"
 MARGIN = 2  # pixels of the page
 SCALE = 1.5  # pixels of the picture for each of the page
@@ -48,7 +49,9 @@ def notebook_of(picture):
 
 def digest(picture) -> str:
     """Return a hash of what the notebook's cells say today."""
-    return hashlib.sha256("\n".join(cell.source for cell in notebook_of(picture).cells).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(cell.source for cell in notebook_of(picture).cells).encode()
+    ).hexdigest()
 
 
 def take(picture, page, server, project):

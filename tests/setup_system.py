@@ -57,7 +57,9 @@ def main() -> int:
         packages = missing()
     if not packages:
         return 0
-    print(f"missing: {', '.join(packages)}; the tests that need them are skipped; enable: {install_line(packages)}")
+    print(
+        f"missing: {', '.join(packages)}; the tests that need them are skipped; enable: {install_line(packages)}"
+    )
     return 1 if in_ci() else 0
 
 

@@ -21,4 +21,6 @@ def pytest_sessionfinish(session, exitstatus):
 
 def pytest_terminal_summary(terminalreporter):
     if names := skipped(terminalreporter):
-        terminalreporter.write_line(f"ERROR: {len(names)} skipped, and in CI none may be: {', '.join(names)}", red=True)
+        terminalreporter.write_line(
+            f"ERROR: {len(names)} skipped, and in CI none may be: {', '.join(names)}", red=True
+        )

@@ -75,7 +75,9 @@ class Life:
             # DDP orders its bucket anew after a run's first step, so in the step after a resume three or more
             # numbers are added in another order than without one: weights differ by 1e-8.
             bits = self.name != "train_ddp" or self.processes < 3
-            equal = self.rows == self.whole and (not bits or content(self.training.saved("a")[-1]) == self.last)
+            equal = self.rows == self.whole and (
+                not bits or content(self.training.saved("a")[-1]) == self.last
+            )
         else:
             mine, others = losses("\n".join(map(": ".join, self.rows.items()))), losses(self.printed)
             near = all(abs(one - other) <= TOLERANCE for one, other in zip(mine, others, strict=True))
@@ -92,7 +94,9 @@ class Life:
         self.counts["runs"] += 1
         command = [*prefix, *self.training.command(name, self.processes)]
         with self.log.open("w") as log:
-            return subprocess.Popen(command, cwd=self.training.folder, env=environment(), stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, cwd=self.training.folder, env=environment(), stdout=log, stderr=log
+            )
 
     def finish(self, process) -> int:
         """Wait for the end of a run, after which no process may be left; return its status."""
@@ -114,7 +118,9 @@ class Life:
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                own = process.cwd() == str(self.training.folder) and process.status() != psutil.STATUS_ZOMBIE
+                own = (
+                    process.cwd() == str(self.training.folder) and process.status() != psutil.STATUS_ZOMBIE
+                )
                 living += [process] if own else []
         return living
 
@@ -170,7 +176,10 @@ class Life:
         after = range(last // unit * unit + unit, len(self.whole) - 2, unit)
         if not after:
             return False
-        moments, by_all = ["die_in_the_middle_of_a_file", "die_before_the_name"], self.training.kind.looks == "job.py"
+        moments, by_all = (
+            ["die_in_the_middle_of_a_file", "die_before_the_name"],
+            self.training.kind.looks == "job.py",
+        )
         moment = self.dice.choice(moments)
         rank = self.dice.randrange(self.processes) if by_all and moment == moments[0] else 0
         if self.finish(self.start(self.training.at(self.dice.choice(after), rank, moment))) == 0:

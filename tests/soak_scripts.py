@@ -32,7 +32,11 @@ SLURM = threading.Lock()  # one life at a time, as it may change the partition o
 class SlurmLife(Life):
     """One training by the batch script, on two nodes; Slurm lets its job start again, except after `cancel`."""
 
-    cases, kinds, cluster = ["train_ddp", "train_fsdp"], ("limit", "grace", "preempted", "node", "cancel"), None
+    cases, kinds, cluster = (
+        ["train_ddp", "train_fsdp"],
+        ("limit", "grace", "preempted", "node", "cancel"),
+        None,
+    )
 
     def live(self):
         with SLURM:
@@ -65,7 +69,8 @@ class SlurmLife(Life):
         until(lambda: look_up(self.job).state != "running", 120)
         time.sleep(2)  # a node refuses a job that starts again within the second of its end
         with contextlib.suppress(AssertionError):  # it has already started
-            self.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now", "TimeLimit=30")  # `limit` cut it
+            # `limit` cut it
+            self.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now", "TimeLimit=30")
 
     def slurm(self, *words) -> str:
         return run(self.training.folder, *words).strip()

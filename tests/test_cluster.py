@@ -26,7 +26,9 @@ from mpdemo.world.processes import start_time
 
 
 def slurm(cluster, *command):
-    done = subprocess.run(command, env=os.environ | cluster.environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=os.environ | cluster.environ, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -95,7 +97,9 @@ def test_localhost_is_another_machine_on_each_node(cluster):
     if cluster.network != "none":
         assert "answer 0" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("node1"))
     refused = 111 if cluster.network == "namespaces" else 0
-    assert f"answer {refused}" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("localhost"))
+    assert f"answer {refused}" in slurm(
+        cluster, "srun", "-w", "node2", "python3", "-c", call.format("localhost")
+    )
     server.wait(20)
 
 
@@ -115,7 +119,8 @@ ASKED = [pytest.param(sign, marks=pytest.mark.nightly) for sign in (signal.SIGTE
 def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     command = [sys.executable, "-m", "mpdemo", "cluster", "run", "--nodes", "2", "--"]
     command += ["sh", "-c", "echo $SLURM_CONF; sleep 60"]
-    heed = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
+    # under nohup it would be ignored
+    heed = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(command, cwd=paths.root(), preexec_fn=heed, **pipes)
     folder = Path(process.stdout.readline().strip()).parent
@@ -164,15 +169,30 @@ sys.exit(main(sys.argv[1:]))
 def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
     """As root, become nobody; else this is the ordinary user, who can read a copy of the project."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
-        shutil.copytree(paths.root() / "mpdemo", f"{home}/project/mpdemo", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            paths.root() / "mpdemo", f"{home}/project/mpdemo", ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copytree(paths.root() / "slurm", f"{home}/project/slurm")
         os.mkdir(f"{home}/tmp")
         for folder in (home, f"{home}/tmp"):
             os.chmod(folder, 0o777)
         command = [sys.executable, "-c", AS_ORDINARY_USER]
-        command += ["cluster", "run", "--nodes", "2", "--", "srun", "-N2", "--qos=any", "--account=any", "whoami"]
+        command += [
+            "cluster",
+            "run",
+            "--nodes",
+            "2",
+            "--",
+            "srun",
+            "-N2",
+            "--qos=any",
+            "--account=any",
+            "whoami",
+        ]
         env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "HOME": home, "TMPDIR": f"{home}/tmp"}
-        done = subprocess.run(command, env=env, cwd=f"{home}/project", capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=env, cwd=f"{home}/project", capture_output=True, text=True, timeout=60
+        )
         users = set(done.stdout.split())
         assert len(users) == 1 and "root" not in users, done.stderr
         assert os.listdir(f"{home}/tmp") == []
@@ -182,8 +202,14 @@ def test_strays_of_a_cluster_are_ended(tmp_path):
     """What no daemon ends: a waiting client, and a process that left its job. Others are left alone."""
     own, job = Daemons(tmp_path, [], "none", 0).environ, {"SLURM_CLUSTER_NAME": "throwaway"}
     (tmp_path / "srun").symlink_to("/bin/sleep")
-    strays = [subprocess.Popen([tmp_path / "srun", "60"], env=own), subprocess.Popen(["sleep", "60"], env=own | job)]
-    others = [subprocess.Popen(["sleep", "60"], env=env) for env in (own, job, job | {"SLURM_CONF": "/other.conf"})]
+    strays = [
+        subprocess.Popen([tmp_path / "srun", "60"], env=own),
+        subprocess.Popen(["sleep", "60"], env=own | job),
+    ]
+    others = [
+        subprocess.Popen(["sleep", "60"], env=env)
+        for env in (own, job, job | {"SLURM_CONF": "/other.conf"})
+    ]
     try:
         sweep(tmp_path)
         assert all(stray.wait(10) is not None for stray in strays)

@@ -17,9 +17,15 @@ from mpdemo.tools.plan import strategies
 def test_alone_it_shows_every_command_in_its_group(call_mpdemo):
     alone, asked = call_mpdemo(), call_mpdemo("--help")
     text = alone.stdout
-    assert (asked.returncode, asked.stdout, asked.stderr) == (alone.returncode, text, alone.stderr) == (0, text, "")
+    assert (
+        (asked.returncode, asked.stdout, asked.stderr)
+        == (alone.returncode, text, alone.stderr)
+        == (0, text, "")
+    )
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
-    assert all(f"\n  {name}" in text for name in COMMANDS) and all(f"\n{group}:\n" in text for group in GROUPS)
+    assert all(f"\n  {name}" in text for name in COMMANDS) and all(
+        f"\n{group}:\n" in text for group in GROUPS
+    )
     assert call_mpdemo("--version").stdout.startswith("mpdemo ")
 
 
@@ -70,7 +76,9 @@ def test_colours_and_short_lines_are_for_a_terminal_alone(monkeypatch):
 # --- values of every kind; what would begin to work (processes, jobs, clusters, measuring) is replaced
 
 VALUES = ["", " ", "\n", "a\nb", "\udcff", "x" * 300, "x" * 5000, "/" + "y/" * 3000, "9" * 20, "9" * 5000]
-WORDS = "é １ {} %s ~ * = -1 0 1 3 1.5 inf -inf nan 1e999 0x10 1,2 , 1,,2 True None auto mnist GPipe 16GiB .. /"
+WORDS = (
+    "é １ {} %s ~ * = -1 0 1 3 1.5 inf -inf nan 1e999 0x10 1,2 , 1,,2 True None auto mnist GPipe 16GiB .. /"
+)
 VALUES += [*WORDS.split(), "/dev/null", "/dev/full/x", "a:b", ":", "a.sbatch"]
 INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
@@ -108,7 +116,8 @@ def command_lines(command):
         for action in parser._actions:
             if isinstance(action, argparse._HelpAction):
                 continue
-            for value in VALUES if "--out" not in action.option_strings else INSIDE:  # no file is written elsewhere
+            # no file is written elsewhere
+            for value in VALUES if "--out" not in action.option_strings else INSIDE:
                 given = [f"{action.option_strings[0]}={value}"] if action.option_strings else [value]
                 needed = NEEDED.get(command, []) if action not in positional else []
                 yield [*words, *needed, *given]
@@ -123,7 +132,9 @@ def test_no_value_of_an_option_ends_in_a_traceback(command, tmp_path, monkeypatc
     (folder / "log").write_text("done\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr("mpdemo.paths.root", lambda: folder)
-    takes_out = any("--out" in action.option_strings for _, parser in parsers(command) for action in parser._actions)
+    takes_out = any(
+        "--out" in action.option_strings for _, parser in parsers(command) for action in parser._actions
+    )
     for words in command_lines(command):
         if takes_out and not any(word.startswith("--out") for word in words):
             words += ["--out", "out"]
@@ -132,6 +143,8 @@ def test_no_value_of_an_option_ends_in_a_traceback(command, tmp_path, monkeypatc
             said = done.stderr
             assert done.returncode in (0, 1, 2) and "Traceback" not in said, done
             if done.returncode == 2:
-                assert said.startswith("mpdemo: error: ") and said.count("\n") == 1 and len(said) < 1500, done
+                assert said.startswith("mpdemo: error: ") and said.count("\n") == 1 and len(said) < 1500, (
+                    done
+                )
     assert {path.name for path in tmp_path.iterdir()} == {"here"}
     assert {path.name for path in folder.iterdir()} <= {"log", "out", "slurm", "runs", *VALUES}

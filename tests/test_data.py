@@ -25,7 +25,10 @@ def mnist(tmp_path):
     raw, rng = tmp_path / "MNIST" / "raw", np.random.default_rng(0)
     raw.mkdir(parents=True)
     for name, count in (("train", 20), ("t10k", 10)):
-        arrays = {"images-idx3": rng.integers(0, 256, (count, 28, 28)), "labels-idx1": np.arange(count) % 10}
+        arrays = {
+            "images-idx3": rng.integers(0, 256, (count, 28, 28)),
+            "labels-idx1": np.arange(count) % 10,
+        }
         for kind, array in arrays.items():  # two zero bytes, type 8 (bytes), dimensions, sizes, bytes
             header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
             (raw / f"{name}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
@@ -35,8 +38,14 @@ def mnist(tmp_path):
 @pytest.fixture
 def imagenet(tmp_path):
     """Three of ImageNet's classes, with the meta.bin that torchvision makes of the devkit."""
-    wnids = {"n01440764": ("tench",), "n01443537": ("goldfish", "Carassius auratus"), "n01484850": ("great white",)}
-    for split, wnid, count in [(split, wnid, count) for split, count in (("train", 3), ("val", 1)) for wnid in wnids]:
+    wnids = {
+        "n01440764": ("tench",),
+        "n01443537": ("goldfish", "Carassius auratus"),
+        "n01484850": ("great white",),
+    }
+    for split, wnid, count in [
+        (split, wnid, count) for split, count in (("train", 3), ("val", 1)) for wnid in wnids
+    ]:
         (tmp_path / split / wnid).mkdir(parents=True)
         for i in range(count):
             Image.new("RGB", (50, 40), (90 * i, 40, 200)).save(tmp_path / split / wnid / f"{wnid}_{i}.JPEG")
@@ -115,7 +124,9 @@ def read_by_pil(path, size):
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA"])
 def test_every_kind_of_image_file_becomes_the_same_rgb(jpegs, tmp_path, mode):
     """JPEG where the format allows, else PNG; within what rounding changes."""
-    image = Image.open(next((jpegs / "train" / "3").iterdir())).resize((90, 70), Image.BICUBIC).convert(mode)
+    image = (
+        Image.open(next((jpegs / "train" / "3").iterdir())).resize((90, 70), Image.BICUBIC).convert(mode)
+    )
     path = tmp_path / ("image.png" if mode in ("P", "RGBA") else "image.jpg")
     image.save(path)
     pixels = images.plain(path, 32)
@@ -124,7 +135,10 @@ def test_every_kind_of_image_file_becomes_the_same_rgb(jpegs, tmp_path, mode):
 
 
 def test_a_large_jpeg_is_decoded_at_a_reduced_size_and_shows_the_same(tmp_path):
-    smooth, path = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8), tmp_path / "big.jpg"
+    smooth, path = (
+        np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8),
+        tmp_path / "big.jpg",
+    )
     Image.fromarray(smooth).resize((1200, 1200), Image.BICUBIC).save(path, quality=95)
     for size, decoded in ((70, 300), (150, 600), (200, 1200)):
         assert images.pixels(path, size).shape == (3, decoded, decoded)
@@ -144,7 +158,8 @@ def test_batches_are_normalised_late(jpegs):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"<html>404</html>", "cannot identify image file"), (None, "image file is truncated")]
+    ("content", "said"),
+    [(b"<html>404</html>", "cannot identify image file"), (None, "image file is truncated")],
 )
 def test_a_bad_file_is_named_in_one_line(tmp_path, content, said):
     make_jpeg_folder(tmp_path, classes=2, images=2, size=40)
@@ -152,7 +167,9 @@ def test_a_bad_file_is_named_in_one_line(tmp_path, content, said):
     bad.write_bytes(content or bad.read_bytes()[:-200])
     loaders = Loaders(load("folder", tmp_path, 32), 2)
     loaders.start_epoch(0)
-    with pytest.raises(UserError, match=f"^image file {bad} cannot be read \\(.*{said}.*; replace it or remove it$"):
+    with pytest.raises(
+        UserError, match=f"^image file {bad} cannot be read \\(.*{said}.*; replace it or remove it$"
+    ):
         list(loaders.train)
 
 
@@ -240,9 +257,13 @@ def test_loading_takes_no_random_numbers(jpegs):
 
 
 def test_batches_that_are_refused():
-    with pytest.raises(UserError, match="batch of 60 images, but only 48 to train on; allowed: 48 or fewer"):
+    with pytest.raises(
+        UserError, match="batch of 60 images, but only 48 to train on; allowed: 48 or fewer"
+    ):
         loaders(48, 60, 1)
-    with pytest.raises(UserError, match="24 replicas .* only 17 images to validate on; allowed: 17 replicas or fewer"):
+    with pytest.raises(
+        UserError, match="24 replicas .* only 17 images to validate on; allowed: 17 replicas or fewer"
+    ):
         loaders(48, 24, 24)
 
 
@@ -255,7 +276,10 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "readme.txt").write_text("nothing here")
     wrong = {None: "needs --data PATH or MPDEMO_DATA", "nowhere": "does not exist", "empty": "is empty"}
-    wrong |= {"file": f"is not a {dataset} set", "other": f"is not a {dataset} set|does not hold two or more"}
+    wrong |= {
+        "file": f"is not a {dataset} set",
+        "other": f"is not a {dataset} set|does not hold two or more",
+    }
     for name, problem in wrong.items():
         with pytest.raises(UserError, match=problem) as refusal:
             load(dataset, name and tmp_path / name)
@@ -266,7 +290,11 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     ("moved", "to", "problem"),
     [
         ("val", "valid", "No such file or directory: .*val.*; expected: PATH/train/CLASS"),
-        ("val/0", "val/zero", "train/ and val/ do not share: train/0, val/zero; expected: PATH/train/CLASS"),
+        (
+            "val/0",
+            "val/zero",
+            "train/ and val/ do not share: train/0, val/zero; expected: PATH/train/CLASS",
+        ),
         ("train/0/0000.jpg", "0000.jpg", "class folder .*train/0 holds no image .*; remove it"),
     ],
 )
@@ -279,7 +307,13 @@ def test_class_folders_that_do_not_fit_are_refused(moved, to, problem, tmp_path)
 
 def test_classes_that_train_and_val_do_not_share_are_named(tmp_path, imagenet):
     """Five of them, and names that differ by case alone side by side."""
-    for name in ("train/Cat", "val/cat", *(f"train/dog{number}" for number in range(5)), "train/emu", "val/emu"):
+    for name in (
+        "train/Cat",
+        "val/cat",
+        *(f"train/dog{number}" for number in range(5)),
+        "train/emu",
+        "val/emu",
+    ):
         (tmp_path / "own" / name).mkdir(parents=True)
         Image.new("RGB", (16, 16)).save(tmp_path / "own" / name / "0.png")
     names = "train/Cat, val/cat, train/dog0, train/dog1, train/dog2 and 2 more (names are case-sensitive); expected:"
@@ -301,14 +335,21 @@ def test_warnings_of_pillow_do_not_reach_the_user(tmp_path):
     make_jpeg_folder(tmp_path, classes=2, images=2, size=40)
     Image.new("P", (40, 40)).save(tmp_path / "train" / "0" / "palette.png", transparency=b"\x00\x80")
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x0f\x01\x02\x00\xff\x00\x00\x00\xf0\x00\x00\x00"
-    Image.new("RGB", (20, 20)).save(tmp_path / "train" / "1" / "exif.jpg", exif=exif)  # 255 bytes that are not there
+    # 255 bytes that are not there
+    Image.new("RGB", (20, 20)).save(tmp_path / "train" / "1" / "exif.jpg", exif=exif)
     done = forked(tmp_path, read_all, tmp_path)
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 @pytest.mark.parametrize(
     ("mode", "dtype", "ending"),
-    [("I;16", "<u2", "png"), ("I;16", "<u2", "tif"), ("I;16B", ">u2", "tif"), ("I", "<i4", "tif"), ("F", "<f4", "tif")],
+    [
+        ("I;16", "<u2", "png"),
+        ("I;16", "<u2", "tif"),
+        ("I;16B", ">u2", "tif"),
+        ("I", "<i4", "tif"),
+        ("F", "<f4", "tif"),
+    ],
 )
 def test_deep_images_are_scaled_by_their_depth_or_refused(tmp_path, mode, dtype, ending):
     """A ramp from black to white stays one; of 32 bits nothing says what is white."""
@@ -327,7 +368,13 @@ def test_a_folder_with_links_pipes_and_hidden_folders_gives_each_image_once(tmp_
     top = tmp_path / "data" / "train"
     wanted = load("folder", top, 16).train.dataset.dataset.samples
     links = {"0/again": top, "0/round": top / "0", "1/other": top / "0"}
-    links |= {"self": top, "up": tmp_path / "data", "link": top / "1", "loop": "loop", "1/loop.jpg": "loop.jpg"}
+    links |= {
+        "self": top,
+        "up": tmp_path / "data",
+        "link": top / "1",
+        "loop": "loop",
+        "1/loop.jpg": "loop.jpg",
+    }
     for name, target in links.items():
         (top / name).symlink_to(target)
     for hidden in (top / ".ipynb_checkpoints", top / "1" / ".ipynb_checkpoints"):

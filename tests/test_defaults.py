@@ -80,17 +80,47 @@ def torchrun():
 FOUR = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 ROWS = [  # a page, what it says, the default that it means, and how the installed one is read
     ("03_ddp", '10 minutes for the backend `"nccl"`', 10, lambda: minutes("nccl")),
-    ("03_ddp", '30 for every other, even for both together (`"cpu:gloo,cuda:nccl"`)', 30, lambda: minutes(BOTH)),
-    ("03_ddp", "until the watchdog ends them, after 10 or 30 minutes by default", 30, lambda: minutes("gloo")),
+    (
+        "03_ddp",
+        '30 for every other, even for both together (`"cpu:gloo,cuda:nccl"`)',
+        30,
+        lambda: minutes(BOTH),
+    ),
+    (
+        "03_ddp",
+        "until the watchdog ends them, after 10 or 30 minutes by default",
+        30,
+        lambda: minutes("gloo"),
+    ),
     ("03_ddp", "DDP broadcasts rank 0's buffers", True, lambda: ddp().broadcast_buffers),
     ("03_ddp", "all ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
     ("03_ddp", "the sampler repeats image 0 by default", (False,), lambda: sampler("drop_last")),
     ("03_ddp", "*buckets* of about 25 MiB (by default, the first one is smaller)", (1, 25), buckets),
-    ("04_model_parallel", "# by default, an error", True, lambda: option(nn.Module.load_state_dict, "strict")),
-    ("05_pipeline", "With the default, stage 0's gradient is off", True, lambda: option(ScheduleGPipe, "scale_grads")),
-    ("07_sharding", "by default `fully_shard` frees them after every forward pass", True, lambda: alone(resharded)),
+    (
+        "04_model_parallel",
+        "# by default, an error",
+        True,
+        lambda: option(nn.Module.load_state_dict, "strict"),
+    ),
+    (
+        "05_pipeline",
+        "With the default, stage 0's gradient is off",
+        True,
+        lambda: option(ScheduleGPipe, "scale_grads"),
+    ),
+    (
+        "07_sharding",
+        "by default `fully_shard` frees them after every forward pass",
+        True,
+        lambda: alone(resharded),
+    ),
     ("07_sharding", "The default corresponds to [ZeRO-3]", True, lambda: alone(resharded)),
-    ("08_inside_a_layer", "It all-gathers by default", "ALL_GATHER", lambda: _attention._cp_options.rotate_method.name),
+    (
+        "08_inside_a_layer",
+        "It all-gathers by default",
+        "ALL_GATHER",
+        lambda: _attention._cp_options.rotate_method.name,
+    ),
     ("09_scaling", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
     ("09_scaling", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
     ("10_checkpoint", "(the other four are the default)", FOUR, lambda: torchrun().signals_to_handle),
@@ -109,7 +139,9 @@ def says(page) -> str:
     return " ".join(" ".join(cell.source for cell in cells).split())
 
 
-@pytest.mark.parametrize(("page", "sentence", "wanted", "read"), ROWS, ids=[f"{row[0]}: {row[1]}" for row in ROWS])
+@pytest.mark.parametrize(
+    ("page", "sentence", "wanted", "read"), ROWS, ids=[f"{row[0]}: {row[1]}" for row in ROWS]
+)
 def test_a_default_of_pytorch_is_what_the_course_says(page, sentence, wanted, read, monkeypatch):
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     assert sentence in says(page), f"{page} no longer says {sentence!r}: change this row, or delete it"

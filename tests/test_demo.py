@@ -15,7 +15,8 @@ def test_the_demo_trains_every_strategy_alike_and_says_how_to_go_on(run_mpdemo):
     assert done.returncode == 0, done.stderr[-3000:]
     heading, *rows = done.stdout.splitlines()[:8]
     assert heading.split()[:2] == ["strategy", "loss"] and demo.FOOT in done.stdout
-    assert [row.split()[0] for row in rows] == [rung for rung in RUNGS if rung != "hybrid"]  # which needs four
+    # which needs four
+    assert [row.split()[0] for row in rows] == [rung for rung in RUNGS if rung != "hybrid"]
     losses = [float(row.replace("(threads)", "").split()[1]) for row in rows]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-3) and 0 < losses[0] < 3
     assert all(float(row.split()[-1]) < demo.GRADIENTS_EQUAL for row in rows)
@@ -24,7 +25,12 @@ def test_the_demo_trains_every_strategy_alike_and_says_how_to_go_on(run_mpdemo):
 
 def test_a_speed_up_whose_fraction_may_be_1_is_at_the_bound():
     row = {"strategy": "ddp", "loss": 1.0, "images_per_second": 100.0}
-    row |= {"max_relative_gradient_error": 1e-6, "speedup": 1.6, "speedup_interval": [1.5, 1.7], "bound": 2.0}
+    row |= {
+        "max_relative_gradient_error": 1e-6,
+        "speedup": 1.6,
+        "speedup_interval": [1.5, 1.7],
+        "bound": 2.0,
+    }
     far = row | {"fraction_of_bound": 0.8, "fraction_interval": [0.7, 0.9], "at_bound": False}
     few = far | {"speedup_interval": None, "fraction_interval": None}
     near = far | {"fraction_interval": [0.7, 1.0], "at_bound": True}

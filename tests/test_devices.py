@@ -18,7 +18,10 @@ from mpdemo.training import setup
 from mpdemo.training.stages import stage_shapes
 from mpdemo.world.env import World
 
-MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")}
+MAKERS = {
+    f"torch.{name}"
+    for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")
+}
 FIRST, SECOND = torch.device("cpu", 1), torch.device("cpu", 2)
 RUNGS = {
     "single": {"rung": "single"},
@@ -39,7 +42,9 @@ def new_parameters():
 BY_DAY = ("single", "pipeline")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in BY_DAY else pytest.mark.nightly) for n in RUNGS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in BY_DAY else pytest.mark.nightly) for n in RUNGS]
+)
 def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     """Steps and validation on devices of their own give the losses of the CPU."""
     monkeypatch.setattr(setup, "local_devices", lambda world, count: [FIRST, SECOND][:count])
@@ -59,7 +64,9 @@ def test_gradients_go_to_other_processes_through_the_hosts_memory(monkeypatch):
     sent = []
     monkeypatch.setattr(compare, "gather_objects", lambda value: sent.append(value) or [value])
     trial = SimpleNamespace(gradients=lambda: {"weight": Placed(torch.ones(2), FIRST)})
-    assert compare.gradient_differences(SimpleNamespace(trials={compare.SINGLE: trial})) == {compare.SINGLE: 0.0}
+    assert compare.gradient_differences(SimpleNamespace(trials={compare.SINGLE: trial})) == {
+        compare.SINGLE: 0.0
+    }
     assert type(sent[0]["weight"]) is torch.Tensor and sent[0]["weight"].device == torch.device("cpu")
 
 
@@ -76,7 +83,9 @@ def test_a_tensor_that_is_made_names_its_device(files):
     for file in (root() / "mpdemo").glob(files):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
-                assert "device" in {keyword.arg for keyword in node.keywords}, f"{file.name}, line {node.lineno}"
+                assert "device" in {keyword.arg for keyword in node.keywords}, (
+                    f"{file.name}, line {node.lineno}"
+                )
 
 
 def test_the_shapes_between_stages_are_found_without_computing():

@@ -18,7 +18,11 @@ from mpdemo.tools.cluster import Cluster
 SCRIPTS = root() / "notebooks" / "scripts"
 STEP = "  optimizer.step()\n"
 SLOWER = {STEP: f"{STEP}        time.sleep(0.1)\n", "SAVE_MINUTES = 60": "SAVE_MINUTES = 20"}
-SMALLER = {"gpus-per-node=4": "gpus-per-node=1", "cpus-per-task=32": "cpus-per-task=2", "module load pytorch": ""}
+SMALLER = {
+    "gpus-per-node=4": "gpus-per-node=1",
+    "cpus-per-task=32": "cpus-per-task=2",
+    "module load pytorch": "",
+}
 
 
 def replaced(text, words) -> str:
@@ -30,7 +34,10 @@ def replaced(text, words) -> str:
 
 def run(folder, *command) -> str:
     """Run a command in a folder, with this Python's programs; return what it printed."""
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    env = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
     return subprocess.check_output(command, cwd=folder, env=env, text=True, timeout=120)
 
 
@@ -41,7 +48,9 @@ def losses(log) -> list:
 @pytest.mark.nightly
 def test_three_of_four_nodes_continue_with_the_same_losses(slurm_programs, tmp_path, monkeypatch):
     cells = nbformat.read(root() / "notebooks" / "10_checkpoint.ipynb", as_version=4).cells
-    blocks = [block for cell in cells for block in re.findall(r"^```bash\n(.*?)^```", cell.source, re.M | re.S)]
+    blocks = [
+        block for cell in cells for block in re.findall(r"^```bash\n(.*?)^```", cell.source, re.M | re.S)
+    ]
     (recipe,) = (block for block in blocks if "#SBATCH --no-kill" in block)
     (tmp_path / "elastic.sbatch").write_text(replaced(recipe, SMALLER))
     (tmp_path / "train_ddp.py").write_text(replaced((SCRIPTS / "train_ddp.py").read_text(), SLOWER))
@@ -50,7 +59,10 @@ def test_three_of_four_nodes_continue_with_the_same_losses(slurm_programs, tmp_p
         if cluster.network == "none":
             pytest.skip("nodes without addresses of their own: torchrun cannot tell them apart")
         monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
-        job, log = run(tmp_path, "sbatch", "--parsable", "--output=log", "elastic.sbatch").strip(), tmp_path / "log"
+        job, log = (
+            run(tmp_path, "sbatch", "--parsable", "--output=log", "elastic.sbatch").strip(),
+            tmp_path / "log",
+        )
         until(lambda: log.exists() and "step 40:" in log.read_text(), 90)
         cluster.kill_node("node3")
         before = len(log.read_text())
@@ -59,5 +71,7 @@ def test_three_of_four_nodes_continue_with_the_same_losses(slurm_programs, tmp_p
     after = log.read_text()[before:]
     assert "rank 2 of 3" in after and " of 4" not in after
     assert re.findall(r"step (\d+):", after)[0] == "48"  # the first look after the checkpoint of step 40
-    whole = run(tmp_path, "torchrun", "--standalone", "--nproc-per-node=1", SCRIPTS / "train_ddp.py", "whole")
+    whole = run(
+        tmp_path, "torchrun", "--standalone", "--nproc-per-node=1", SCRIPTS / "train_ddp.py", "whole"
+    )
     assert losses(log.read_text()) == pytest.approx(losses(whole), abs=1.5e-6) and len(losses(whole)) == 5

@@ -84,7 +84,11 @@ def refused(number, answer, message):
     assert verdict(number, answer) == ("wrong", f"not yet. {said}")
 
 
-ROWS = [(number, value, message) for number, row in PREDICTIONS.items() for value, message in row.get("wrong", [])]
+ROWS = [
+    (number, value, message)
+    for number, row in PREDICTIONS.items()
+    for value, message in row.get("wrong", [])
+]
 
 
 @pytest.mark.parametrize(("number", "value", "message"), ROWS, ids=str)
@@ -161,7 +165,9 @@ def answer_of(number, changes, solutions, folder):
 @pytest.mark.parametrize(
     "number", [pytest.param(number, marks=[pytest.mark.nightly] * (number in LONG)) for number in EXERCISES]
 )
-def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, solutions, tmp_path, capsys, monkeypatch):
+def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
+    number, solutions, tmp_path, capsys, monkeypatch
+):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     if number == "14.5":  # which runs the script of 14.4
         (tmp_path / "solution").mkdir()
@@ -175,7 +181,9 @@ def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, solutions,
 
 @pytest.mark.nightly
 def test_what_13_2_compares_with_is_what_lightning_does(monkeypatch):
-    pl = pytest.importorskip("lightning.pytorch", reason="pip install lightning: the check of 13.2 says what it does")
+    pl = pytest.importorskip(
+        "lightning.pytorch", reason="pip install lightning: the check of 13.2 says what it does"
+    )
     monkeypatch.syspath_prepend(root() / "notebooks")
     names = runpy.run_path(str(root() / "notebooks/checks/13_programs.py"))
     module, batches = names["task_13_2"]()
@@ -185,7 +193,9 @@ def test_what_13_2_compares_with_is_what_lightning_does(monkeypatch):
 
     lightning = Lightning()
     lightning.load_state_dict(module.state_dict())
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     words = {"accumulate_grad_batches": 4, "gradient_clip_val": 0.3, "max_epochs": 1, "accelerator": "cpu"}
     pl.Trainer(**words, **quiet).fit(lightning, DataLoader(batches, batch_size=None))
     assert lightning.net.weight.equal(names["as_lightning"]()[0])
@@ -214,16 +224,21 @@ def test_a_wrong_program_is_told_what_is_wrong_with_it(number, index, solutions,
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "index"), RIGHT, ids=str)
 def test_a_right_answer_may_be_written_otherwise(number, index, solutions, tmp_path):
-    state, message = verdict(number, answer_of(number, PROGRAMS["right"][number][index], solutions, tmp_path))
+    state, message = verdict(
+        number, answer_of(number, PROGRAMS["right"][number][index], solutions, tmp_path)
+    )
     assert state == "right", message
 
 
 def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
     (path := tmp_path / "answer.py").write_text("x = 1\n")
     assert "defines no MyDDP" in verdict("03.1", path)[1]
-    path.write_text("import os\nos.write(2, b'\\xff\\n')\n\n\ndef MyDDP(module, bucket_bytes):\n    os._exit(1)\n")
+    path.write_text(
+        "import os\nos.write(2, b'\\xff\\n')\n\n\ndef MyDDP(module, bucket_bytes):\n    os._exit(1)\n"
+    )
     state, message = verdict("03.1", path)
-    assert state == "wrong" and re.search(r"Rank \d failed", message), message  # the first that was seen to be gone
+    # the first that was seen to be gone
+    assert state == "wrong" and re.search(r"Rank \d failed", message), message
 
 
 def test_a_blank_a_number_in_quotes_and_an_unknown_exercise_are_told():

@@ -51,7 +51,11 @@ def temporary(tmp_path, monkeypatch):
 def living(folder) -> list:
     """Return the processes of the clusters in a folder: each has the path of its configuration."""
     every = psutil.process_iter(["name", "environ"])
-    return [p.info["name"] for p in every if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))]
+    return [
+        p.info["name"]
+        for p in every
+        if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))
+    ]
 
 
 def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, tmp_path, monkeypatch, job_files):
@@ -76,9 +80,13 @@ def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, monkeypa
     for name, line in {"sbatch": "echo 7", "scontrol": silent}.items():
         stand_in(tmp_path / name, line)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    monkeypatch.setattr(job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
+    monkeypatch.setattr(
+        job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log"))
+    )
     state, message = verdict("00.4", written(tmp_path, RIGHT))
-    assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message
+    assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), (
+        message
+    )
 
 
 TAKEN_HOME = root() / "notebooks" / "scripts" / "train.sbatch"
@@ -94,9 +102,13 @@ LAST_LINES = [  # of a batch script that requeues its job: what is changed, and 
 
 @pytest.mark.parametrize(("old", "new", "expected"), LAST_LINES)
 @pytest.mark.parametrize("number", ["10.5", "14.5", "train.sbatch"])
-def test_a_job_comes_back_only_with_a_newer_checkpoint_and_not_for_ever(number, old, new, expected, tmp_path):
+def test_a_job_comes_back_only_with_a_newer_checkpoint_and_not_for_ever(
+    number, old, new, expected, tmp_path
+):
     """One rule for both exercises, whose solutions keep it, and for the script that readers take home."""
-    text = TAKEN_HOME.read_text() if number == "train.sbatch" else solved_cells()[number][0].partition("\n")[2]
+    text = (
+        TAKEN_HOME.read_text() if number == "train.sbatch" else solved_cells()[number][0].partition("\n")[2]
+    )
     name = {"10.5": "work/long-{}.pt", "14.5": "bard-{}/.metadata"}.get(number, "train_ddp-{}.pt")
     assert old in text
     check._answers("10")

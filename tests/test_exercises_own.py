@@ -16,7 +16,8 @@ from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import child_environment
 
 SOLUTIONS = root() / "notebooks" / "solutions" / "14_your_own.ipynb"
-RECORD = root() / "notebooks" / "checks" / "14_jobs.json"  # what the notebook's picture shows; written if it is missing
+# what the notebook's picture shows; written if it is missing
+RECORD = root() / "notebooks" / "checks" / "14_jobs.json"
 STEPS = 80
 SECONDS = 240  # in which a job comes so far
 WHY = "time limit", "warned", "node lost", "preempted", "2 processes"
@@ -38,7 +39,11 @@ class OneRun:
 
     def __init__(self, folder, cluster, training, batch, pause=0.2):
         folder.mkdir(exist_ok=True)
-        self.folder, self.cluster, self.training = folder, cluster, training.replace("64, 16, 20)", f"64, 16, {STEPS})")
+        self.folder, self.cluster, self.training = (
+            folder,
+            cluster,
+            training.replace("64, 16, 20)", f"64, 16, {STEPS})"),
+        )
         self.environment = child_environment() | cluster.environ
         self.pause(pause)
         (folder / "bard.sbatch").write_text(batch)
@@ -58,7 +63,9 @@ class OneRun:
 
     def state(self, *wanted):
         """Wait until the job has one of these states."""
-        return job_files.wait_for(*self.place, lambda state: state in wanted, f"become {wanted[0]}", SECONDS)
+        return job_files.wait_for(
+            *self.place, lambda state: state in wanted, f"become {wanted[0]}", SECONDS
+        )
 
     def trains(self, run, steps=6):
         """Wait until a run of the job has made some steps."""
@@ -79,7 +86,9 @@ class OneRun:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus(slurm_programs, solved, tmp_path):
+def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus(
+    slurm_programs, solved, tmp_path
+):
     """The losses are those of a run that never stopped, to the last digit; on fewer GPUs up to rounding."""
     training, batch = solved
     size = {"nodes": 2, "cpus": 40, "gpus": 4, "urgent": True}
@@ -134,7 +143,10 @@ def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus
         assert found and found == {step: whole[step] for step in found}
     assert losses[4] == pytest.approx({step: whole[step] for step in losses[4]}, rel=1e-4)
     assert set().union(*losses) == set(whole)
-    compare(whole, [dict(steps=s, losses=[*f.items()], why=w) for s, f, w in zip(spans, losses, WHY, strict=True)])
+    compare(
+        whole,
+        [dict(steps=s, losses=[*f.items()], why=w) for s, f, w in zip(spans, losses, WHY, strict=True)],
+    )
 
 
 def compare(whole, jobs):
@@ -155,7 +167,9 @@ GLOB = """            run.save(model, opt)
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_a_script_that_takes_its_log_for_a_checkpoint_is_told(slurm_programs, solved, tmp_path, monkeypatch):
+def test_a_script_that_takes_its_log_for_a_checkpoint_is_told(
+    slurm_programs, solved, tmp_path, monkeypatch
+):
     training, batch = solved
     save = "            run.save(model, opt)\n"
     assert save in training and "slurm-%j.out" in batch

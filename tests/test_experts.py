@@ -63,7 +63,9 @@ def differences(folder, printed, right) -> tuple:
     """Return the largest relative difference of a loss and of a tensor of the first gradient."""
     found, gradients = right
     pairs = [
-        (a, b) for ours, wanted in zip(epochs(printed), found, strict=True) for a, b in zip(ours, wanted, strict=True)
+        (a, b)
+        for ours, wanted in zip(epochs(printed), found, strict=True)
+        for a, b in zip(ours, wanted, strict=True)
     ]
     noted = torch.load(folder / "grads-0.pt")
     assert noted.keys() == gradients.keys()
@@ -96,7 +98,9 @@ def test_a_mistake_is_seen(small, device, old, new, ep):  # noqa: F811
 @pytest.mark.nightly
 def test_experts_resume_on_other_processes(small, device):  # noqa: F811
     job = (small / "job.py").read_text()
-    (small / "job.py").write_text(job.replace("SAVE_STEPS, SAVE_MINUTES = 100", "SAVE_STEPS, SAVE_MINUTES = 5"))
+    (small / "job.py").write_text(
+        job.replace("SAVE_STEPS, SAVE_MINUTES = 100", "SAVE_STEPS, SAVE_MINUTES = 5")
+    )
     stop = ("        if run.stopping:", "        if run.done == 5:")
     first = launch(small, "experts.py", "--ep", 2, processes=2, changes=[stop])
     again = launch(small, "experts.py")
@@ -120,7 +124,9 @@ BOTH = """    whole = make_gpt() if torch.manual_seed(0) else None
 def test_every_rank_begins_with_the_parameters_and_buffers_of_rank_0(small):  # noqa: F811
     train, made = "    optimizer = torch.optim.AdamW(", "    return model\n\n\ndef make_model"
     changes = [(train, BOTH + train), (made, EMPTY + made)]
-    assert "all is there" in launch(small, "experts.py", "--ep", 2, processes=2, changes=changes, fails=True)
+    assert "all is there" in launch(
+        small, "experts.py", "--ep", 2, processes=2, changes=changes, fails=True
+    )
 
 
 @pytest.mark.nightly

@@ -76,7 +76,8 @@ def test_records_of_gpus_that_are_none_are_a_line_each(bad, tmp_path, monkeypatc
     for number, name in enumerate(hostile.NAMES):
         (tmp_path / f"runs/gpu/{number}").mkdir(parents=True)
         (tmp_path / f"runs/gpu/{number}/record.json").symlink_to(bad / name)
-    assert " ".join(repr(beside("gpt")).split()).count("is no record") == len(hostile.NAMES) - 1  # no circle
+    # no circle
+    assert " ".join(repr(beside("gpt")).split()).count("is no record") == len(hostile.NAMES) - 1
 
 
 RECORD = {"id": "99999999", "where": "this machine", "script": "s", "submitted": 1, "spec": {"name": "toy"}}
@@ -113,15 +114,20 @@ def test_security_md_is_right_that_explain_only_reads(run, tmp_path, call_mpdemo
         assert done.returncode == 0 and " cancelled (" in done.stdout
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert alive.is_dir() and mine.read_text() == "precious"
-    Job(read_record(folders[1]), folders[1]).remember(Job(OF_SLURM, folders[1]).answer)  # the owner's notebook
+    # the owner's notebook
+    Job(read_record(folders[1]), folders[1]).remember(Job(OF_SLURM, folders[1]).answer)
     assert mine.read_text() == "precious" and "cancelled" in (folders[1] / "job.json").read_text()
     alive.rmdir()
 
 
 def test_security_md_is_right_that_checkpoints_are_read_without_code():
     files = [file for folder in ("mpdemo", "notebooks") for file in (paths.source() / folder).rglob("*.py")]
-    loads = {file: re.findall(r"torch\.load\(.*", file.read_text()) for file in files if "same" not in file.parts}
-    assert sum(map(len, loads.values())) > 5 and not [file for file in loads if "=False" in " ".join(loads[file])]
+    loads = {
+        file: re.findall(r"torch\.load\(.*", file.read_text()) for file in files if "same" not in file.parts
+    }
+    assert sum(map(len, loads.values())) > 5 and not [
+        file for file in loads if "=False" in " ".join(loads[file])
+    ]
 
 
 @pytest.mark.parametrize("record", [
@@ -167,8 +173,14 @@ def test_what_a_record_or_a_log_says_is_printed_without_escapes_and_shown_withou
     rows += [{"event": "step", "step": 4, "loss": 2, "mfu": "<img src=x>"}]
     metrics = "".join(json.dumps(row) + "\n" for row in rows)
     folder = run(record, "toy", **{"slurm-8.out": log, "metrics.jsonl": metrics})
-    for said in (call_mpdemo("explain", folder).stdout, Job(record, folder).failure(), repr(Job(record, folder))):
-        assert "<img" in said and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said)
+    for said in (
+        call_mpdemo("explain", folder).stdout,
+        Job(record, folder).failure(),
+        repr(Job(record, folder)),
+    ):
+        assert "<img" in said and not re.search(
+            "[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said
+        )
     view = JobView(Job(record | {"final": {"state": ESCAPES}}, folder))
     assert view.total == 9 and "step 4 of 9, loss 2.0000" in view.header()
     assert "<img" not in view.header() + view.chart() + view.log_tail()

@@ -53,7 +53,17 @@ def read(folder) -> list:
 def small(run_once, tmp_path_factory):
     """The record of everything in small, and the folder with what its parts wrote."""
     folder = tmp_path_factory.mktemp("small")
-    options = ["--on", "cpu", "--missing", "--out", str(folder / "record.json"), "--commit", "abc", "--seconds", "1500"]
+    options = [
+        "--on",
+        "cpu",
+        "--missing",
+        "--out",
+        str(folder / "record.json"),
+        "--commit",
+        "abc",
+        "--seconds",
+        "1500",
+    ]
     done = run_once(RECORD, *options, timeout=1550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(folder / "record.json") in done.stdout
@@ -67,7 +77,18 @@ def in_small(test):
 
 @in_small
 def test_everything_runs_in_small_on_a_cpu(small):
-    facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
+    facts = (
+        "device",
+        "processor",
+        "torch",
+        "cuda",
+        "cudnn",
+        "python",
+        "date",
+        "commit",
+        "command",
+        "seconds",
+    )
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
     order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
@@ -85,19 +106,34 @@ def test_everything_runs_in_small_on_a_cpu(small):
 def test_the_parts_of_a_second_record_have_what_is_read_from_them(small):
     rows = {part["part"]: part["rows"] for part in small["parts"]}
     classes = {row["class"].split(",")[0] for row in rows["efficiency"]}
-    assert {"launch", "product", "attention", "AdamW", "RMS norm", "cross entropy", "convolution"} <= classes
+    assert {
+        "launch",
+        "product",
+        "attention",
+        "AdamW",
+        "RMS norm",
+        "cross entropy",
+        "convolution",
+    } <= classes
     assert all(row["spread"][0] <= row["fraction"] <= row["spread"][1] for row in rows["efficiency"])
-    assert [row["case"] for row in rows["traces"]] == ["resnet18-channels_last", "resnet18", "gpt", "gpt-compile"]
+    assert [row["case"] for row in rows["traces"]] == [
+        "resnet18-channels_last",
+        "resnet18",
+        "gpt",
+        "gpt-compile",
+    ]
     assert all(row["kept"] and (small["folder"] / row["trace"]).exists() for row in rows["traces"])
     assert len(rows["data_parallel"]) == 2 and all(row["equal"] for row in rows["data_parallel"])
     assert len(rows["killed"]) == 3 and {row["outcome"] for row in rows["killed"]} == {"passed"}
-    for name, times in (("gpt", 1), ("two_stages", 4)):  # microbatches, each forward and backward through each block
+    # microbatches, each forward and backward through each block
+    for name, times in (("gpt", 1), ("two_stages", 4)):
         step = json.loads((small["folder"] / f"player-{name}.json").read_text())
         marks = [mark for mark, _ in step["marks"]]
         assert all(marks.count(f"{kind}|{k}") == times for kind in "FB" for k in range(step["layers"] + 1))
         assert marks.index("B|4") > marks.index("F|4") and marks[-1] == "Optimizer.step#AdamW.step"
         assert {mark for _, _, mark, _, _ in step["kernels"]} == set(range(len(marks)))
-        gained = {address: bytes_ for _, address, bytes_ in step["memory"]}  # the last change at each address
+        # the last change at each address
+        gained = {address: bytes_ for _, address, bytes_ in step["memory"]}
         assert sum(gained[address] for address in step["gradients"]) >= step["held"]["weights"]
 
 
@@ -143,7 +179,9 @@ def test_the_fractions_of_the_roof_are_those_of_the_trace(run_once):
 
 
 def test_the_pages_say_what_the_newest_record_shows():
-    assert all(path.read_text() == text for path, text in page.pages().items()), "run python tests/gpu/page.py"
+    assert all(path.read_text() == text for path, text in page.pages().items()), (
+        "run python tests/gpu/page.py"
+    )
 
 
 def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_record_has(tmp_path):
@@ -153,10 +191,18 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     step |= {"median_seconds": 2.0, "interval_seconds": [1.6, 2.5], "options": ["compile"]}
     of_two = {"rung": "ddp", "speedup": 1.9, "speedup_interval": [1.8, 1.95], "bound": 2.0}
     of_gpt = [step, {**step, "options": ["fp8"], "error": "out of memory"}]
-    of_roof = [{"class": f"product, {n}", "fraction": n / 10} for n in (5, 8)] + [{"class": "copy", "error": "memory"}]
+    of_roof = [{"class": f"product, {n}", "fraction": n / 10} for n in (5, 8)] + [
+        {"class": "copy", "error": "memory"}
+    ]
     named = {"tests": tests, "gpt": of_gpt, "efficiency": of_roof, "two_ddp": [of_two]}
     parts = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
-    record = {"device": "NVIDIA H100", "torch": "2.11", "date": "2026-12-01 10:00:00", "driver": "580", "parts": parts}
+    record = {
+        "device": "NVIDIA H100",
+        "torch": "2.11",
+        "date": "2026-12-01 10:00:00",
+        "driver": "580",
+        "parts": parts,
+    }
     removed = [{"test": "c", "outcome": "passed"}, {"test": "test_that_is_gone", "outcome": "failed"}]
     named = {"gpt": [{**step, "options": ["fused"]}], "train_ddp": [], "train_gone": [], "tests": removed}
     older = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
@@ -170,13 +216,21 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     assert f"| {of_new[0]}, {of_older}, {of_new[1]}, {of_new[2]} | passed |  |" in text
     assert "Fraction of the plan's roof: product 0.50 to 0.80.\n" in text
     assert text.count("(gpu/2026-12-01-h100.json)") == 4 and "| fused | 1,000" in text
-    assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
+    assert (
+        "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text
+        and "| fp8 | out of memory |" in text
+    )
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
     assert "`train_gpt.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text
     assert "train_gone" not in text
     said, record["parts"] = page.status(record), record["parts"][:-1]
-    assert all(words in said for words in ("has run 1 of the course", "3 of the 3 GPU tests; 0 were", "On two, 1 of 1"))
-    assert page.status(record).endswith("**Nothing has run on two GPUs.**") and "anything on two" in page.page(record)
+    assert all(
+        words in said
+        for words in ("has run 1 of the course", "3 of the 3 GPU tests; 0 were", "On two, 1 of 1")
+    )
+    assert page.status(record).endswith(
+        "**Nothing has run on two GPUs.**"
+    ) and "anything on two" in page.page(record)
 
 
 def test_a_crash_and_a_part_over_its_limit_spoil_no_other(tmp_path):
@@ -195,7 +249,9 @@ TERMINATED = pytest.param(signal.SIGTERM, "interrupted", marks=pytest.mark.night
 
 @pytest.mark.parametrize(("number", "outcome"), [(signal.SIGKILL, "running"), TERMINATED])
 def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
-    process = started(tmp_path / "record.json", SAY % 1, SAY % 2 + "; import time; time.sleep(987)", SAY % 3)
+    process = started(
+        tmp_path / "record.json", SAY % 1, SAY % 2 + "; import time; time.sleep(987)", SAY % 3
+    )
     until(lambda: (tmp_path / "record.json").exists() and read(tmp_path)[1].get("rows") == [{"said": 2}])
     part = psutil.Process(process.pid).children()[0]
     os.kill(process.pid, number)
@@ -215,7 +271,9 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
 def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path, row, end, outcome):
     row = {"test": "a", "outcome": row, "seconds": 1.0, "why": "AssertionError"}
     (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + "\n" + end)
-    done = run_once(RECORD, "--on", "cpu", "--only", "tests", "--out", str(tmp_path / "record.json"), timeout=60)
+    done = run_once(
+        RECORD, "--on", "cpu", "--only", "tests", "--out", str(tmp_path / "record.json"), timeout=60
+    )
     assert done.returncode == (outcome != "passed")
     (part,) = read(tmp_path)
     assert part["outcome"] == outcome and part["rows"] == [row] and part["taken_from"] == "gpu.jsonl"

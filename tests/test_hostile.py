@@ -28,8 +28,33 @@ from mpdemo.notebook import course
 from mpdemo.world import warm
 
 SECONDS = 10
-TEXTS = ["", " ", ".", "..", "../../gone", "gone", "~", "a[b]", "{}", "nan", "-1", "1e999", "9" * 5000, "x" * 5000]
-TEXTS += ["a\nb", "\x1b[2J\x1b]0;owned\x07", "\u202eevil", "<img src=x>", "\udcff", "/dev/zero", "--", "-", "$(id)"]
+TEXTS = [
+    "",
+    " ",
+    ".",
+    "..",
+    "../../gone",
+    "gone",
+    "~",
+    "a[b]",
+    "{}",
+    "nan",
+    "-1",
+    "1e999",
+    "9" * 5000,
+    "x" * 5000,
+]
+TEXTS += [
+    "a\nb",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\u202eevil",
+    "<img src=x>",
+    "\udcff",
+    "/dev/zero",
+    "--",
+    "-",
+    "$(id)",
+]
 VALUES = [None, True, float("nan"), float("inf"), -1, 10**30, [], ["a", 1], {"a": 1}, b"\0", "\0", object()]
 RECORD = {"id": "9", "where": "this machine", "script": "s", "spec": {"name": "\x1b[2J"}}  # of a job
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")  # what a terminal would act on
@@ -58,7 +83,9 @@ def above(tmp_path_factory):
         os.chown(above / "another owner's", 12345, 12345)
     (above / "work").mkdir()
     (above / "work/train.py").write_text("print(1)")  # of the commands' examples
-    (above / "work/my_file.py").write_text("import torch\ndef my_function():\n    return torch.nn.Linear(4096, 8)")
+    (above / "work/my_file.py").write_text(
+        "import torch\ndef my_function():\n    return torch.nn.Linear(4096, 8)"
+    )
     return above
 
 
@@ -76,7 +103,8 @@ def call(above, monkeypatch, no_slurm, capfd):
     monkeypatch.setenv("MPDEMO_ROOT", str(above / "work"))
     monkeypatch.setattr(subprocess.Popen, "__init__", start)
     monkeypatch.setattr(util, "spawnv_passfds", start)
-    monkeypatch.setattr(warm, "SERVERS", {})  # what an earlier test has started would start a job without these
+    # what an earlier test has started would start a job without these
+    monkeypatch.setattr(warm, "SERVERS", {})
     monkeypatch.setattr(forkserver, "connect_to_new_process", start)
     for name in "fork", "execve", "execvpe", "posix_spawn":
         monkeypatch.setattr(os, name, start)
@@ -85,7 +113,8 @@ def call(above, monkeypatch, no_slurm, capfd):
         before, processes = signal.signal(signal.SIGALRM, late), psutil.Process().children(recursive=True)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         yield lambda function, *words: wrong(above, capfd, function, *words)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # `train` blocks a signal, which children would inherit
+        # `train` blocks a signal, which children would inherit
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGALRM, before)
         assert {*psutil.Process().children(recursive=True)} <= {*processes}
 
@@ -137,7 +166,9 @@ def outputs(above, words) -> list:
     """Return where a command line says that its result goes: what is written there was asked for."""
     line = words[0] if words and isinstance(words[0], tuple) else ()
     given = (word.partition("=") for word in line)
-    named = [value for name, _, value in given if name in ("--out", "--json") and value and "\0" not in value]
+    named = [
+        value for name, _, value in given if name in ("--out", "--json") and value and "\0" not in value
+    ]
     return [Path(os.path.normpath(above / "work" / value)) for value in named]
 
 
@@ -161,7 +192,11 @@ def command_lines(name, values):
             del words[at : at + 2]
         script = words.index("--") + 1 if "--" in words else len(words) - 1
         for value in values:
-            given = [f"{names[-1]}={value}", *words] if names else [*words[:script], value, *words[script + 1 :]]
+            given = (
+                [f"{names[-1]}={value}", *words]
+                if names
+                else [*words[:script], value, *words[script + 1 :]]
+            )
             yield (name, *first, *given)
 
 
@@ -191,7 +226,8 @@ def asked(value):
     return Case(b"sealed").ask(value)
 
 
-OF_A_NOTEBOOK = [getattr(course, name) for name in course.__all__ if name != "ladder"]  # which takes nothing
+# which takes nothing
+OF_A_NOTEBOOK = [getattr(course, name) for name in course.__all__ if name != "ladder"]
 OF_A_NOTEBOOK += [run_with, run_as, run_on, answered, on_call, asked, traces.read]
 
 

@@ -19,9 +19,12 @@ from mpdemo.settings import RUNGS
 FILES = files()
 NOTEBOOKS = [file for file in FILES if file.match("notebooks/*.ipynb")]
 PAGES = [file for file in FILES if file.suffix == ".md"]
-RULES = {f"tests/{name}.py" for name in ("test_house_docs", "notebook_rules", "test_notebooks_rules")}  # name it
+# name it
+RULES = {f"tests/{name}.py" for name in ("test_house_docs", "notebook_rules", "test_notebooks_rules")}
 COUNTED = "process|line|thread|node|device|rank|value|stage|file|row|task|second|step|column|GPU|core"
-PER = "process|device|node|rank|step|epoch|task|GPU|image|microbatch|stage|rung|job|user|copy|thread|channel"
+PER = (
+    "process|device|node|rank|step|epoch|task|GPU|image|microbatch|stage|rung|job|user|copy|thread|channel"
+)
 FORBIDDEN = {
     r"(?<![\w.])/(work|root|farm)/": "a path of one machine",
     r"(?<![\w.])/(home|Users)/\w": "a path of one machine",
@@ -32,7 +35,8 @@ FORBIDDEN = {
 }
 # a row's first anchor, and its word
 GLOSSARY = re.compile(r'^\| <a id="([^"]+)"></a>(?:<a id="[^"]+"></a>)*([^|]+?) \| [^|]+ \| \[\d\d\]', re.M)
-JUPYTERLAB, TRUST = r"-m jupyterlab\b|`jupyter lab\b|^\$ jupyter lab\b", "jupyter trust notebooks/*.ipynb"  # start it
+# start it
+JUPYTERLAB, TRUST = r"-m jupyterlab\b|`jupyter lab\b|^\$ jupyter lab\b", "jupyter trust notebooks/*.ipynb"
 NOT_PROSE = re.compile(r"```.*?```|`[^`]*`|<[^>]+>|\]\([^)]*\)|^#[^\n]*$|https?://\S+", re.S | re.M)
 
 
@@ -63,7 +67,8 @@ def test_no_word_too_much():
 def test_no_page_says_a_line_twice():
     """A paragraph that a merge has doubled has lines that stand in its page twice."""
     for page in PAGES:
-        lines = re.findall(r"^(?! *\|).{40,}$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)  # no tables
+        # no tables
+        lines = re.findall(r"^(?! *\|).{40,}$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.M)
         assert len(lines) == len(set(lines)), f"{page}: {Counter(lines).most_common(1)}"
 
 
@@ -71,18 +76,26 @@ def test_the_pages_say_what_the_notebooks_say_of_themselves():
     stale = [path.name for path, page in documents.pages().items() if path.read_text() != page]
     assert not stale, f"run python tests/documents.py: {stale}"
     assert (
-        len(re.findall(r"^\| \[\d\d_\w+\]\(\S+\) \| \d+ \| \d+ min \| \d+ s \|$", documents.TRAINERS.read_text(), re.M))
+        len(
+            re.findall(
+                r"^\| \[\d\d_\w+\]\(\S+\) \| \d+ \| \d+ min \| \d+ s \|$",
+                documents.TRAINERS.read_text(),
+                re.M,
+            )
+        )
         == 15
     )
 
 
 def test_no_notebook_comes_before_what_it_builds_on():
     needs = {
-        path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.prerequisites for path in documents.notebooks()
+        path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.prerequisites
+        for path in documents.notebooks()
     }
     for plan in ("Two days", "Four days"):
         names = re.findall(
-            r"\((\w+)\.ipynb\)", text("notebooks/for_trainers.md").partition(f"## {plan}")[2].partition("##")[0]
+            r"\((\w+)\.ipynb\)",
+            text("notebooks/for_trainers.md").partition(f"## {plan}")[2].partition("##")[0],
         )
         assert len(names) > 7
         for position, name in enumerate(names):
@@ -92,13 +105,17 @@ def test_no_notebook_comes_before_what_it_builds_on():
 def test_trainers_are_sent_to_sections_that_exist():
     """They are named as `03, *A section*`, or by a line that begins with the notebook's number."""
     page, numbers = (
-        text("notebooks/for_trainers.md").partition("## What learners believe")[2].partition("## During")[0],
+        text("notebooks/for_trainers.md")
+        .partition("## What learners believe")[2]
+        .partition("## During")[0],
         set(),
     )
     for line in re.split(r"^- ", page, flags=re.M)[1:]:
         for number, title in re.findall(r"(\d\d)(?:[^*\d]|\d(?!\d[,:]))*?\*([^*]+)\*", line):
             (file,) = (file for file in NOTEBOOKS if file.name.startswith(number))
-            assert re.search(rf"## \d+\. {re.escape(' '.join(title.split()))}\\n", text(file)), f"{number}: {title}"
+            assert re.search(rf"## \d+\. {re.escape(' '.join(title.split()))}\\n", text(file)), (
+                f"{number}: {title}"
+            )
             numbers.add(number)
     assert len(numbers) == 14
 
@@ -124,9 +141,13 @@ def test_a_page_names_what_is_there(file):
 
 def test_every_way_into_jupyterlab_trusts_the_notebooks_first():
     """Without it, a page that is reloaded in the middle of a job shows text in place of the live view."""
-    starts = [(file, start) for file in ("Makefile", *PAGES) for start in re.finditer(JUPYTERLAB, text(file))]
+    starts = [
+        (file, start) for file in ("Makefile", *PAGES) for start in re.finditer(JUPYTERLAB, text(file))
+    ]
     assert {str(file) for file, _ in starts} >= {"Makefile", "README.md", "notebooks/for_trainers.md"}
-    missing = [str(file) for file, start in starts if TRUST not in text(file)[start.start() - 300 : start.start()]]
+    missing = [
+        str(file) for file, start in starts if TRUST not in text(file)[start.start() - 300 : start.start()]
+    ]
     assert not missing, f"no {TRUST} before the start in {missing}"
 
 
@@ -139,7 +160,11 @@ def anchors(page) -> set:
 
 def test_the_site_has_a_place_for_every_page():
     """A page without one is a warning of Sphinx, and so an error of `make site`, which runs by night."""
-    places = [glob for globs in runpy.run_path(root() / "tests/site/conf.py")["CHAPTERS"].values() for glob in globs]
+    places = [
+        glob
+        for globs in runpy.run_path(root() / "tests/site/conf.py")["CHAPTERS"].values()
+        for glob in globs
+    ]
     pages = [page for page in PAGES if str(page) != "README.md" and page.parts[:2] != ("tests", "site")]
     lost = [page for page in pages if not any(page.match(f"{place}.md") for place in places)]
     assert pages and not lost
@@ -151,27 +176,36 @@ def test_docstrings_name_things_that_exist():
     for file in (file for file in FILES if file.suffix == ".py"):
         for node in (node for node in ast.walk(ast.parse(text(file))) if isinstance(node, documented)):
             words = ast.get_docstring(node) or ""
-            names = re.findall(r"\b(?:notebooks/\w+\.ipynb|(?:mpdemo|tests)/[\w/]+\.(?:py|cfg|toml))", words)
+            names = re.findall(
+                r"\b(?:notebooks/\w+\.ipynb|(?:mpdemo|tests)/[\w/]+\.(?:py|cfg|toml))", words
+            )
             missing += [f"{file}: {name}" for name in names if not (root() / name).exists()]
     assert not missing, "named and not there: " + ", ".join(missing)
 
 
 def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
     project = tomllib.loads(text("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *(r for group in project["optional-dependencies"].values() for r in group)]
+    wanted = [
+        *project["dependencies"],
+        *(r for group in project["optional-dependencies"].values() for r in group),
+    ]
     assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
 
 
 def test_the_course_page_names_each_rung_its_notebook_and_its_file():
     for rung in RUNGS:
-        rows = [line for line in text("notebooks/README.md").splitlines() if f"mpdemo/rungs/{rung}.py)" in line]
+        rows = [
+            line for line in text("notebooks/README.md").splitlines() if f"mpdemo/rungs/{rung}.py)" in line
+        ]
         assert len(rows) == 1, f"notebooks/README.md: one row for {rung}, with its file"
         assert ".ipynb)" in rows[0], f"notebooks/README.md: the row of {rung} links no notebook"
 
 
 def test_readmes_list_every_notebook_and_every_site():
     for page in ("README.md", "notebooks/README.md"):
-        assert all(f"({'notebooks/' * (page == 'README.md')}{file.name})" in text(page) for file in NOTEBOOKS), page
+        assert all(
+            f"({'notebooks/' * (page == 'README.md')}{file.name})" in text(page) for file in NOTEBOOKS
+        ), page
     sites = [file.relative_to("slurm") for file in FILES if file.is_relative_to("slurm/sites")]
     assert all(f"({site})" in text("slurm/README.md") for site in sites)
 
@@ -180,7 +214,11 @@ def test_readmes_list_every_notebook_and_every_site():
 def test_a_command_on_a_page_parses(file, call_mpdemo):
     for line in re.findall(r"^\$ mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
         command, *arguments = shlex.split(line.partition(" -- ")[0])
-        shown = set(re.findall(r"--[\w-]+", call_mpdemo(command, *arguments[: command == "cluster"], "--help").stdout))
+        shown = set(
+            re.findall(
+                r"--[\w-]+", call_mpdemo(command, *arguments[: command == "cluster"], "--help").stdout
+            )
+        )
         used = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         assert shown.issuperset(used), f"{file}: {line}"
 
@@ -194,7 +232,9 @@ def test_a_word_of_the_glossary_is_explained_where_it_first_stands():
     assert len(words) > 60 and words == sorted(set(words))
     problems = [problem for anchor, word in rows if (problem := unexplained(anchor, word, prose))]
     strangers = {anchor for _, source in prose for anchor in re.findall(r"glossary\.md#([\w-]+)", source)}
-    problems += [f"no row for glossary.md#{anchor}" for anchor in strangers - {anchor for anchor, _ in rows}]
+    problems += [
+        f"no row for glossary.md#{anchor}" for anchor in strangers - {anchor for anchor, _ in rows}
+    ]
     assert not problems, "\n".join(problems)
 
 

@@ -7,7 +7,8 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, submit
 
-LAUNCHED = [("slurm", "srun"), ("slurm", "torchrun"), ("here", None)]  # no launcher has a say on this machine
+# no launcher has a say on this machine
+LAUNCHED = [("slurm", "srun"), ("slurm", "torchrun"), ("here", None)]
 SLURM_BY_NIGHT = pytest.mark.parametrize(
     "place", [pytest.param("slurm", marks=pytest.mark.nightly), "here"], indirect=True
 )
@@ -26,9 +27,15 @@ def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
             "here": "Slurm not found: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
     assert capsys.readouterr().out == said[place].format(job.id)
     assert (job.wait(60), job.exit_status, job.queue) == ("done", 0, None)
-    assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place] and 0 <= job.run_time < 60
+    assert (
+        job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place]
+        and 0 <= job.run_time < 60
+    )
     assert "--ntasks-per-node" in (paths.root() / job.script).read_text()
-    assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == [
+        "rank 0 of 2",
+        "rank 1 of 2",
+    ]
     assert [row["step"] for row in job.metrics()] == [1, 2, 3]
     assert job.result()["processes"] == 2
     with open(job.out / "metrics.jsonl", "a") as file:
@@ -67,7 +74,9 @@ def test_a_folder_is_busy_while_its_job_runs(place):
 @pytest.mark.parametrize(("place", "launcher"), LAUNCHED, indirect=["place"])
 def test_a_failed_process_is_named_with_its_status_cause_and_log(place, launcher):
     job = submit(spec("fail", 1, 7, processes_per_node=2, launcher=launcher))
-    with pytest.raises(JobFailed, match=f"job {job.id} .*: failed.*, exit status \\d+; log: {job.out}/") as told:
+    with pytest.raises(
+        JobFailed, match=f"job {job.id} .*: failed.*, exit status \\d+; log: {job.out}/"
+    ) as told:
         job.result(90)
     assert job.state == "failed" and job.run_time < 50  # the other one would sleep for a minute
     assert launcher or job.exit_status == 7
@@ -77,7 +86,9 @@ def test_a_failed_process_is_named_with_its_status_cause_and_log(place, launcher
 
 
 def test_what_a_program_said_itself_is_shown_where_no_known_failure_is_in_the_log(no_slurm, project):
-    job = submit(JobSpec(name="toy", command=("-c", "print('no data here'); raise SystemExit(1)"), out="runs/toy"))
+    job = submit(
+        JobSpec(name="toy", command=("-c", "print('no data here'); raise SystemExit(1)"), out="runs/toy")
+    )
     with pytest.raises(
         JobFailed,
         match=r"exit status 1; log: .*\nits last lines:\nno data here\nwhat it may be: mpdemo explain runs/toy$",
@@ -114,7 +125,9 @@ def test_the_time_limit_and_the_warning_before_it(place):
     indirect=["place"],
 )
 def test_a_running_job_can_be_warned(place, processes, signal):
-    job = submit(spec("sleep", processes_per_node=processes, signal=signal, launcher="torchrun" if signal else None))
+    job = submit(
+        spec("sleep", processes_per_node=processes, signal=signal, launcher="torchrun" if signal else None)
+    )
     pids = sleepers(job.out, processes)
     job.warn()
     assert job.wait(60) == "stopped"

@@ -61,8 +61,21 @@ def test_each_command_has_a_folder_of_its_own_by_default():
 
 
 SHELL = [  # what it would replace or act on, and what of it is shown
-    *[("--out=$HOME/x", "$HOME"), ("${HOME}", "${HOME}"), ('"$HOME"', "$HOME"), ("$(id)", "$(id"), ('"`id`"', "`")],
-    *[("~/y", "~"), ("--out=~/y", "~"), ("s/*.py", "*"), ("a?", "?"), ("lr=[0.1]", "[0.1]"), ("{1,2}", "{1,2}")],
+    *[
+        ("--out=$HOME/x", "$HOME"),
+        ("${HOME}", "${HOME}"),
+        ('"$HOME"', "$HOME"),
+        ("$(id)", "$(id"),
+        ('"`id`"', "`"),
+    ],
+    *[
+        ("~/y", "~"),
+        ("--out=~/y", "~"),
+        ("s/*.py", "*"),
+        ("a?", "?"),
+        ("lr=[0.1]", "[0.1]"),
+        ("{1,2}", "{1,2}"),
+    ],
     *[(" # once more", "#"), ("a\rb", "\r"), (">log", ">"), ("$'a'", "$'")],
 ]
 
@@ -99,8 +112,14 @@ SHELL = [  # what it would replace or act on, and what of it is shown
             f"torchrun {DDP} --batchsize 2",
             r"mpdemo.rungs.ddp: unknown argument '--batchsize'; did you mean '--batch-size'\?",
         ),
-        (f"torchrun --nproc-per-node=3 {DDP}", "--batch-size 64 .all processes together. does not divide by 3 devices"),
-        (f"python {DDP}", "this is one alone; start them by torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs"),
+        (
+            f"torchrun --nproc-per-node=3 {DDP}",
+            "--batch-size 64 .all processes together. does not divide by 3 devices",
+        ),
+        (
+            f"python {DDP}",
+            "this is one alone; start them by torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs",
+        ),
         ("torchrun --nproc-per-node=2 -m mpdemo.rungs.single", "was started as 2 processes; start 1"),
         (f"torchrun {DDP} --lr", "--lr: expected one argument"),
     ],
@@ -116,13 +135,17 @@ def test_what_is_refused_takes_one_line(command, said):
 def test_what_is_quoted_reaches_the_program_as_it_is():
     """As bash hands it on, which is asked."""
     words = r"""'$HOME' '|' "a b" 5$ a#b x~ 'a*' \$X \# {} a{b}c lr=1 "5$ * ~ # [a]" "it's" '#' '`id`' '~' "\"" """
-    seen = subprocess.run(["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, text=True, check=True).stdout
+    seen = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, text=True, check=True
+    ).stdout
     assert spec_of(f"python a.py {words}").command == ("a.py", *seen.split("\0")[:-1])
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/../b", "/etc", "a/", "~", "x\ny", 5])
 def test_a_bad_name_is_refused_by_its_own_words(name):
-    with pytest.raises(UserError, match=f"^name {re.escape(repr(name))}(?: is not allowed|: holds a line break)"):
+    with pytest.raises(
+        UserError, match=f"^name {re.escape(repr(name))}(?: is not allowed|: holds a line break)"
+    ):
         spec_of("python a.py", name=name)
 
 
@@ -196,7 +219,9 @@ def test_a_cell_finds_its_job_again_unless_a_program_has_changed(no_slurm, proje
     assert run(command).id == first.id and "not submitted again" in capsys.readouterr().out
     (project / "pkg/__init__.py").write_text("import time\nword = 'three'\ntime.sleep(60)")
     again = run(command)
-    assert again.id != first.id and "a new one, because pkg/__init__.py has changed" in capsys.readouterr().out
+    assert (
+        again.id != first.id and "a new one, because pkg/__init__.py has changed" in capsys.readouterr().out
+    )
     (project / "a.py").write_text("print('four')")
     assert run(command).id == again.id  # which still runs
     said = " ".join(capsys.readouterr().out.split())

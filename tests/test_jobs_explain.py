@@ -71,8 +71,12 @@ def test_a_log_is_explained_as_a_support_desk_would(name):
 
 def test_each_row_of_the_table_is_found_in_a_real_message():
     """In a line of the logs above, or in a message of messages.toml: none stands behind a row that takes it first."""
-    logs = ["\n".join(log["log"]) for log in MORE.values()] + [path.read_text() for path in LOGS.glob("*.txt")]
-    lines = [line for log in logs for line in log.splitlines()] + [line for some in MESSAGES.values() for line in some]
+    logs = ["\n".join(log["log"]) for log in MORE.values()] + [
+        path.read_text() for path in LOGS.glob("*.txt")
+    ]
+    lines = [line for log in logs for line in log.splitlines()] + [
+        line for some in MESSAGES.values() for line in some
+    ]
     found = {known_in(line, by) for line in lines for by in ("", "slurm")}
     assert [known.seen for known in known_failures() if known not in found] == []
     for known in known_failures():
@@ -87,7 +91,9 @@ def test_no_message_of_the_table_stands_behind_another_row():
 
 
 def in_json(number, line):
-    return json.dumps({"log": f"{line}\n", "stream": "stderr", "time": f"2026-11-28T10:00:{number % 60:02}.5Z"})
+    return json.dumps(
+        {"log": f"{line}\n", "stream": "stderr", "time": f"2026-11-28T10:00:{number % 60:02}.5Z"}
+    )
 
 
 TIME = "2026-11-28 10:00:{:02}"  # of line number ...
@@ -137,7 +143,9 @@ def test_messages_match_as_whole_words(line, seen):
     assert seen in known.seen if seen else known is None
 
 
-@pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)
+@pytest.mark.parametrize(
+    "numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str
+)
 def test_refusals_of_the_package_are_known(numbers):
     with pytest.raises(UserError) as refusal:
         check_schedule("1F1B", ranks=2, **numbers)
@@ -151,22 +159,33 @@ def test_the_first_real_cause_comes_first():
         "RuntimeError: Timed out waiting 5000ms for recv operation",
     )
     own = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    findings = explain.find("\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."]))
+    findings = explain.find(
+        "\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."])
+    )
     assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
 
 
 def test_a_launchers_report_is_no_part_of_an_errors_message():
     """Without a traceback, what other ranks write follows the error at once."""
-    lines = ["ValueError: the digits are upside down", "rank 0 of 2", "mpdemo: rank 1 of 2 ended with exit status 7"]
+    lines = [
+        "ValueError: the digits are upside down",
+        "rank 0 of 2",
+        "mpdemo: rank 1 of 2 ended with exit status 7",
+    ]
     findings = explain.find("\n".join(lines))
     assert [(finding.number, finding.line) for finding in findings] == [(1, lines[0]), (3, lines[2])]
 
 
 def test_a_frame_of_a_stack_of_cpp_is_no_error():
     """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
-    frames = ["[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"]
-    frames += ["#5 c10::Error::Error(c10::SourceLocation, std::string) from ??:0"]  # TORCH_SHOW_CPP_STACKTRACES=1
-    assert [found.number for found in explain.find("\n".join([*frames, "x\n" * 20, "CUDA out of memory"]))] == [24]
+    frames = [
+        "[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"
+    ]
+    # TORCH_SHOW_CPP_STACKTRACES=1
+    frames += ["#5 c10::Error::Error(c10::SourceLocation, std::string) from ??:0"]
+    assert [
+        found.number for found in explain.find("\n".join([*frames, "x\n" * 20, "CUDA out of memory"]))
+    ] == [24]
 
 
 def test_a_line_is_shown_safely_and_short():
@@ -179,15 +198,19 @@ def test_a_line_is_shown_safely_and_short():
 
 
 STEPS = "".join(
-    f"step {number} loss {1000 / (number + 1):.4f} images/s {800 + number % 17}\n" for number in range(10**6)
+    f"step {number} loss {1000 / (number + 1):.4f} images/s {800 + number % 17}\n"
+    for number in range(10**6)
 )
 ODD = "".join(
-    f"Error: no image {number:x}-{number**3:x}-{number**7:x}\n".translate({48: "o"}) for number in range(700_000)
+    f"Error: no image {number:x}-{number**3:x}-{number**7:x}\n".translate({48: "o"})
+    for number in range(700_000)
 )
 
 
 WORDS = ["".join(letters) for letters in itertools.product("aeiostrn", repeat=4)]
-TEXTS = "".join(f"{WORDS[number % 4093]} {WORDS[number % 4091]} {WORDS[number % 4079]}\n" for number in range(10**6))
+TEXTS = "".join(
+    f"{WORDS[number % 4093]} {WORDS[number % 4091]} {WORDS[number % 4079]}\n" for number in range(10**6)
+)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +223,14 @@ TEXTS = "".join(f"{WORDS[number % 4093]} {WORDS[number % 4091]} {WORDS[number % 
         ("CUDA out of memory\n" + STEPS, "ended well"),
         ("KeyError: 'image'\n" + TEXTS + "srun: error: n1: task 0: Exited with exit code 1\n", "KeyError"),
     ],
-    ids=["a failure", "none", "every line a failure", "every line differs", "survived", "far before the end"],
+    ids=[
+        "a failure",
+        "none",
+        "every line a failure",
+        "every line differs",
+        "survived",
+        "far before the end",
+    ],
 )
 def test_forty_megabytes_take_seconds(text, said):
     """Of the processor; here 0.8 to 2.0, and minutes where an expression goes back and forth in each line."""
@@ -211,7 +241,9 @@ def test_forty_megabytes_take_seconds(text, said):
 
 def test_the_command_reads_the_end_of_a_huge_file(tmp_path, call_mpdemo, monkeypatch):
     log = tmp_path / "log with spaces.txt"
-    log.write_bytes(b"Weights only load failed\n" + b"\xff loss 0.3\n" * 100 + b"port 29500 on n1 is in use\n")
+    log.write_bytes(
+        b"Weights only load failed\n" + b"\xff loss 0.3\n" * 100 + b"port 29500 on n1 is in use\n"
+    )
     monkeypatch.setattr(asked, "MOST_BYTES", 300)
     done = call_mpdemo("explain", log)
     assert done.returncode == 0 and done.stdout.startswith("Only its last")
@@ -246,7 +278,10 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
 
 @pytest.mark.parametrize(
     "data",
-    ["step 1\nCUDA out of memory: é\n".encode("utf-16"), b"\0" * 700 + "\nCUDA out of memory: é\n".encode()],
+    [
+        "step 1\nCUDA out of memory: é\n".encode("utf-16"),
+        b"\0" * 700 + "\nCUDA out of memory: é\n".encode(),
+    ],
     ids=["UTF-16 with a mark", "a block of NULs"],
 )
 def test_odd_text_is_read(tmp_path, call_mpdemo, data):

@@ -14,7 +14,12 @@ from mpdemo.tools.explain import asked, known, live, looks, reading, unknown
 from mpdemo.tools.explain import findings as explain
 
 MODULES = (explain, known, looks, reading, slurm, slurm_job, unknown, places, asked, live)
-SAMPLES = {op.CATEGORY_DIGIT: "7", op.CATEGORY_WORD: "w", op.CATEGORY_SPACE: " ", op.CATEGORY_NOT_SPACE: "w"}
+SAMPLES = {
+    op.CATEGORY_DIGIT: "7",
+    op.CATEGORY_WORD: "w",
+    op.CATEGORY_SPACE: " ",
+    op.CATEGORY_NOT_SPACE: "w",
+}
 
 
 def expressions() -> dict:
@@ -28,8 +33,14 @@ def expressions() -> dict:
                 if isinstance(one, str) and (name == "AGREE" or isinstance(values[number], re.Pattern)):
                     found[one] = f"{module.__name__}.{name} {number}"
     found[f"^(?:{looks.TIME}|{looks.LABEL}|{looks.GLOG.pattern}|{looks.LOGGER})*"] = "labels"
-    rows = {row.pattern.pattern: f"row {row.seen[0]}" for row in known.known_failures() if "..." in str(row.seen)}
-    return found | rows | {row.unless: f"unless {row.seen[0]}" for row in known.known_failures() if row.unless}
+    rows = {
+        row.pattern.pattern: f"row {row.seen[0]}"
+        for row in known.known_failures()
+        if "..." in str(row.seen)
+    }
+    return (
+        found | rows | {row.unless: f"unless {row.seen[0]}" for row in known.known_failures() if row.unless}
+    )
 
 
 def sample(tree, choose) -> list:
@@ -71,7 +82,8 @@ def texts(expression, rounds, length) -> set:
 
 
 @pytest.mark.parametrize(
-    ("length", "rounds", "limit"), [(20_000, 5, 0.4), pytest.param(100_000, 50, 2, marks=pytest.mark.nightly)]
+    ("length", "rounds", "limit"),
+    [(20_000, 5, 0.4), pytest.param(100_000, 50, 2, marks=pytest.mark.nightly)],
 )
 def test_no_expression_goes_back_and_forth_in_what_it_looks_for(length, rounds, limit):
     def late(*_):

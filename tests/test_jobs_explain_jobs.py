@@ -34,7 +34,9 @@ def explain(call_mpdemo):
 
 def hanging(**shape):
     """Submit a job in which all ranks wait for rank 1, on a site of nodes with one GPU; return it when it hangs."""
-    job = submit(spec(program="hanging.py", **shape), dataclasses.replace(load_site("throwaway"), gpus_per_node=1))
+    job = submit(
+        spec(program="hanging.py", **shape), dataclasses.replace(load_site("throwaway"), gpus_per_node=1)
+    )
     world = shape.get("nodes", 1) * shape["processes_per_node"]
     until(lambda: job.log().count("is ready") == world or job.finished)
     until(lambda: resolve(job.id).silence > explain_command.QUIET)
@@ -112,7 +114,10 @@ def test_a_rank_is_asked_by_a_signal_only_if_it_handles_it(tmp_path, begin, aske
     monkeypatch.setattr(probe, "of_py_spy", lambda pid: None)
     code = f"{begin}import time; print('up', flush=True); time.sleep(60)"
     log = tmp_path / "log"
-    with open(log, "w") as file, subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file) as rank:
+    with (
+        open(log, "w") as file,
+        subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file) as rank,
+    ):
         try:
             until(lambda: "up" in log.read_text())
             (place,), _ = live.look_here({0: rank.pid}, [log])
@@ -139,31 +144,58 @@ TORCH = "/x/site-packages/torch"
 @pytest.mark.parametrize(
     ("inner", "collective"),
     [
-        ([(f"{TORCH}/distributed/distributed_c10d.py", 9, name) for name in ("_gather", "all_gather")], "all_gather"),
+        (
+            [(f"{TORCH}/distributed/distributed_c10d.py", 9, name) for name in ("_gather", "all_gather")],
+            "all_gather",
+        ),
         ([(f"{TORCH}/distributed/pipelining/schedules.py", 9, "_wait_batch_p2p")], "_wait_batch_p2p"),
-        ([(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward")], "the backward pass (which averages gradients)"),
-        ([(f"{TORCH}/nn/modules/linear.py", 9, "forward"), (f"{TORCH}/distributed/fsdp/x.py", 9, "run")], ""),
+        (
+            [(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward")],
+            "the backward pass (which averages gradients)",
+        ),
+        (
+            [(f"{TORCH}/nn/modules/linear.py", 9, "forward"), (f"{TORCH}/distributed/fsdp/x.py", 9, "run")],
+            "",
+        ),
         ([], ""),
     ],
 )
 def test_what_a_rank_waits_in(inner, collective):
     known = {"recorder": "", "stopped": False, "pid": 0}
-    row = {"rank": 3, "node": "n1", "cpu": 0.0, "mib": 9, "frames": [*inner, ("train.py", 7, "main")]} | known
+    row = {
+        "rank": 3,
+        "node": "n1",
+        "cpu": 0.0,
+        "mib": 9,
+        "frames": [*inner, ("train.py", 7, "main")],
+    } | known
     assert who_waits.place_of(row) == Place(3, collective, "train.py, line 7 in main", "n1", 0.0, 9)
 
 
 @pytest.mark.parametrize(
     ("found", "kind", "said"),
     [
-        ([at(0, "barrier"), at(1, "barrier"), Place(2)], "gone", "ranks 0, 1 wait in barrier .* for rank 2, whose"),
+        (
+            [at(0, "barrier"), at(1, "barrier"), Place(2)],
+            "gone",
+            "ranks 0, 1 wait in barrier .* for rank 2, whose",
+        ),
         (
             [at(0, "barrier"), at(1, "", 9)],
             "elsewhere",
             "0 waits in barrier .* for rank 1, which is at .*line 9 in",
         ),
-        ([at(0, "barrier"), Place(1, node="n1")], "unseen", "for rank 1, which is at a place that is not known"),
+        (
+            [at(0, "barrier"), Place(1, node="n1")],
+            "unseen",
+            "for rank 1, which is at a place that is not known",
+        ),
         ([at(0, "barrier"), Place(1, "", "a", "n1", cpu=0.9)], "works", "for rank 1, which is at a"),
-        ([at(0, "barrier"), Place(1, node="n1", stopped=True, pid=7)], "stopped", "process 7 on n1 is stopped"),
+        (
+            [at(0, "barrier"), Place(1, node="n1", stopped=True, pid=7)],
+            "stopped",
+            "process 7 on n1 is stopped",
+        ),
         (
             [at(0, "barrier"), at(1, "all_reduce", 9)],
             "different",
@@ -184,7 +216,10 @@ def test_who_waits_for_whom(found, kind, said):
 def test_what_a_stack_means(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("loss.item()\nwork()\n")
-    places = [Place(1, "", f"{file}, line {line} in main", "n1", cpu) for line, cpu in ((1, 1.0), (2, 1.0), (2, 0.0))]
+    places = [
+        Place(1, "", f"{file}, line {line} in main", "n1", cpu)
+        for line, cpu in ((1, 1.0), (2, 1.0), (2, 0.0))
+    ]
     assert [place.meaning for place in places] == [
         " (on a GPU it waits there for all work before, collectives too)",
         " (it computes)",

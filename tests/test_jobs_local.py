@@ -129,7 +129,9 @@ def test_lines_of_ranks_are_whole(project):
     many = "import os; [print('rank', os.environ['RANK'], 'line', i) for i in range(3000)]"
     job = submit(JobSpec("toy", ("-c", many), "runs/toy", processes_per_node=2))
     assert job.wait(60) == "done"
-    assert sorted(job.log().splitlines()) == sorted(f"rank {rank} line {i}" for rank in range(2) for i in range(3000))
+    assert sorted(job.log().splitlines()) == sorted(
+        f"rank {rank} line {i}" for rank in range(2) for i in range(3000)
+    )
 
 
 def test_a_process_that_has_only_the_supervisors_number_is_not_it(project):
@@ -171,7 +173,9 @@ def test_of_two_kernels_that_submit_at_the_same_time_one_is_refused(project, mon
     refused, start = [], local_job.start
 
     def start_while_another_submits(wanted):
-        with pytest.raises(UserError, match="another Python is submitting a job to runs/toy; do: wait") as error:
+        with pytest.raises(
+            UserError, match="another Python is submitting a job to runs/toy; do: wait"
+        ) as error:
             submit(wanted)
         refused.append(error)
         return start(wanted)
@@ -204,7 +208,9 @@ def test_the_folder_of_a_job_that_cannot_be_asked_is_not_taken(project):
     assert job.wait(100) == "done"
     (job.out / local_job.STATUS).unlink()
     write_record(job.out, job.record | {"host": "login2"})
-    with pytest.raises(UserError, match="may still write to runs/toy: it was started on login2; do: give another out="):
+    with pytest.raises(
+        UserError, match="may still write to runs/toy: it was started on login2; do: give another out="
+    ):
         submit(spec("sleep"))
     assert submit(spec(), resubmit=True).wait(100) == "done"
 
@@ -239,7 +245,8 @@ def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch):
     monkeypatch.setenv("TORCH_SYMBOLIZE_MODE", "new")
     for words, name, launcher, rank in (
         (("program.py",), "program.py", None, None),
-        (("-m", "program"), f"{project}/program.py", "torchrun", 0),  # which tells a single process its place
+        # which tells a single process its place
+        (("-m", "program"), f"{project}/program.py", "torchrun", 0),
     ):
         job = submit(JobSpec("toy", (*words, "a b"), f"runs/{launcher}", launcher=launcher))
         assert job.wait(60) == "done", job.log()

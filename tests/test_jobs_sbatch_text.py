@@ -47,24 +47,54 @@ def test_the_first_node_takes_the_next_port_where_a_program_listens():
     with socket.create_server(("", 0)) as server:  # both lines count from 20000
         port = server.getsockname()[1]
         script = "\n".join([*lines, 'bash -c "echo \\$MASTER_PORT"']).replace("20000", str(port))
-        said = subprocess.run(["bash", "-c", script], env={**os.environ, "SLURM_JOB_ID": "0"}, capture_output=True)
+        said = subprocess.run(
+            ["bash", "-c", script], env={**os.environ, "SLURM_JOB_ID": "0"}, capture_output=True
+        )
     assert port < int(said.stdout) < port + 50 and not said.stderr
 
 
-@pytest.mark.parametrize("text", ["it's $(touch oops) `touch oops`", '50%j; "quoted" back\\slash #hash # é✓'])
+@pytest.mark.parametrize(
+    "text", ["it's $(touch oops) `touch oops`", '50%j; "quoted" back\\slash #hash # é✓']
+)
 def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text):
     """On the real Slurm: the text passes through sbatch, its file names, srun and the shell."""
     out = f"runs/{text}".replace("\\", "_")
     job = submit(spec(name=text, out=out, command=(WORKER, out, "echo", text, ""), gpus_per_process=0))
     assert job.wait(60) == "done", job.log()
     assert json.loads((project / out / "echo.json").read_text()) == [text, ""]
-    shown = subprocess.run(["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True)
+    shown = subprocess.run(
+        ["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True
+    )
     assert shown.stdout.rstrip("\n") == text
     assert not list(project.rglob("oops"))
 
 
-PIECES = ["$(touch oops)", "`touch oops`", "; touch oops;", "> oops", "< oops", "| tee oops", "&& touch oops"]
-PIECES += ["$HOME", "${X:-y}", "$$", "$", "${local_rank}", "'", '"', "\\", " ", "  ", "*", "?", "[a]", "{a,b}", "~"]
+PIECES = [
+    "$(touch oops)",
+    "`touch oops`",
+    "; touch oops;",
+    "> oops",
+    "< oops",
+    "| tee oops",
+    "&& touch oops",
+]
+PIECES += [
+    "$HOME",
+    "${X:-y}",
+    "$$",
+    "$",
+    "${local_rank}",
+    "'",
+    '"',
+    "\\",
+    " ",
+    "  ",
+    "*",
+    "?",
+    "[a]",
+    "{a,b}",
+    "~",
+]
 PIECES += ["!", "!!", "#", "%j", "%", "-", "--", "=", "^", "é", "✓", "a", "0"]
 
 
@@ -146,8 +176,16 @@ def test_the_example_in_the_docstring_is_true():
         ('max_time = ""', 'max_time = "long"', "max_time 'long': is no time; allowed: HH:MM:SS"),
         ('python = "python"', 'python = "a\\nb"', "line break"),
         ('python = "python"', "python = ", "mine.sbatch: Invalid value"),
-        ("gpu:{gpus}", "gpu:{gpu}", "mine.sbatch: line 28: no hole {gpu}; allowed: name, .*; did you mean 'gpus'"),
-        ("{launch}", "srun python train.py", "mine.sbatch: it has no hole {launch}; do: copy generic.sbatch"),
+        (
+            "gpu:{gpus}",
+            "gpu:{gpu}",
+            "mine.sbatch: line 28: no hole {gpu}; allowed: name, .*; did you mean 'gpus'",
+        ),
+        (
+            "{launch}",
+            "srun python train.py",
+            "mine.sbatch: it has no hole {launch}; do: copy generic.sbatch",
+        ),
         ("#SBATCH", "# SBATCH", "mine.sbatch: it has no hole {nodes}"),
     ],
 )
@@ -176,7 +214,11 @@ def script(*lines):
         (script("#SBATCH --gres=gpu:8"), 2, "8 GPUs per node"),
         (script("#SBATCH --gpus-per-node=v100:5"), 2, "5 GPUs per node"),
         (script("#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-task=1"), 3, "8 GPUs per node"),
-        (script("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:2"), 2, "4 processes do not match 2 GPUs"),
+        (
+            script("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:2"),
+            2,
+            "4 processes do not match 2 GPUs",
+        ),
         (script("#SBATCH --ntasks-per-node=2", "#SBATCH -c 50 # a quarter"), 3, "2 tasks x 50 CPUs = 100"),
         (script("#SBATCH --time=soon"), 2, "is no time"),
         (script("#SBATCH --time=03:00:00"), 2, "over the limit"),

@@ -33,7 +33,9 @@ case "$*" in *"-m mpdemo.rungs."*) [ -d runs ] ;; *) false ;; esac"""
 @pytest.mark.parametrize("name", KINDS)
 def test_a_committed_script_is_what_the_course_renders(name):
     text = render(KINDS[name], load_site("generic"))
-    assert (FOLDER / f"{name}.sbatch").read_text() == text, f"if that is meant: python {Path(__file__).name}"
+    assert (FOLDER / f"{name}.sbatch").read_text() == text, (
+        f"if that is meant: python {Path(__file__).name}"
+    )
     assert check(text, "generic", ask_slurm=False) == []
     assert {file.stem for file in FOLDER.glob("*.sbatch")} == set(KINDS)
 
@@ -48,9 +50,13 @@ def clone(tmp_path):
 
 def submit_by_hand(script, folder, *options) -> str:
     """Type ``sbatch SCRIPT`` in a folder, in a shell in which no Python is activated; return the job's number."""
-    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent)
+    path = os.pathsep.join(
+        p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent
+    )
     command = ["sbatch", "--parsable", *options, os.path.relpath(script, folder)]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -58,29 +64,42 @@ def submit_by_hand(script, folder, *options) -> str:
 def wait_for(jobs, seconds=600) -> dict:
     """Wait for the end of all jobs; return the state of each by its number."""
     end = time.monotonic() + seconds
-    while (states := {job: look_up(job).state for job in jobs}) and {"pending", "running"} & set(states.values()):
+    while (states := {job: look_up(job).state for job in jobs}) and {"pending", "running"} & set(
+        states.values()
+    ):
         assert time.monotonic() < end, states
         time.sleep(1)
     return states
 
 
 @pytest.mark.parametrize(
-    "trained", [["07_fsdp"], pytest.param(["03_two_nodes", "03_torchrun"], marks=pytest.mark.nightly)], ids=str
+    "trained",
+    [["07_fsdp"], pytest.param(["03_two_nodes", "03_torchrun"], marks=pytest.mark.nightly)],
+    ids=str,
 )
 def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone, trained):
     """With the project's own Python, not activated; also a sharded rung, over two nodes by sbatch's command line."""
     specs = KINDS | {"07_fsdp": COURSE["07_fsdp"]}
-    stand_in(clone / ".venv/bin/python", PYTHON.format(trained="|".join(specs[name].name for name in trained)))
+    stand_in(
+        clone / ".venv/bin/python", PYTHON.format(trained="|".join(specs[name].name for name in trained))
+    )
     sharded = clone / "slurm/07_fsdp.sbatch"
     sharded.write_text(render(COURSE["07_fsdp"], load_site("generic")))
-    jobs = {submit_by_hand(sharded, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"): ("07_fsdp", clone)}
+    jobs = {
+        submit_by_hand(sharded, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"): (
+            "07_fsdp",
+            clone,
+        )
+    }
     for number, name in enumerate(KINDS):
         folder = clone / FOLDERS[number % len(FOLDERS)]
         jobs[submit_by_hand(clone / f"slurm/{name}.sbatch", folder)] = name, folder
     for job, state in wait_for(jobs).items():
         name, folder = jobs[job]
         assert state == "done", f"{name}: {(folder / f'slurm-{job}.out').read_text()}"
-    written = {file.parent.name: file.read_text().split() for file in (clone / "runs").glob("*/exit-status.txt")}
+    written = {
+        file.parent.name: file.read_text().split() for file in (clone / "runs").glob("*/exit-status.txt")
+    }
     assert written.keys() == {spec.out.removeprefix("runs/") for spec in specs.values()}
     assert all(job in jobs and status == "0" for job, status in written.values())
     for name in trained:

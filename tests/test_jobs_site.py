@@ -31,7 +31,9 @@ def script(*directives, setup=()):
 
 
 def site(*directives, setup=(), text="", **facts):
-    return dataclasses.replace(load_site("throwaway"), text=text or script(*directives, setup=setup), **facts)
+    return dataclasses.replace(
+        load_site("throwaway"), text=text or script(*directives, setup=setup), **facts
+    )
 
 
 def write_site(project, name, facts="", *directives):
@@ -55,7 +57,9 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_named(cluster, project):
 
 def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(cluster, project):
     """As `module` and `conda activate` do: only the status of the line counts."""
-    (project / "activate.sh").write_text('false\nthing() { false; [ -z "$UNSET" ]; }\nthing\nexport FOUND=$1yes\n')
+    (project / "activate.sh").write_text(
+        'false\nthing() { false; [ -z "$UNSET" ]; }\nthing\nexport FOUND=$1yes\n'
+    )
     setup = ("# ours", "source ./activate.sh", 'test "$FOUND" = yes', "false || true")
     job = submit(spec("train"), site=site(setup=setup))
     assert job.wait(60) == "done", job.log()
@@ -64,19 +68,25 @@ def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(clus
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
     job = submit(spec(launcher=launcher), site=site(python="no-such-python"))
-    with pytest.raises(JobFailed, match="(?s)its last lines:.*no-such-python.*what it may be: mpdemo explain runs/toy"):
+    with pytest.raises(
+        JobFailed, match="(?s)its last lines:.*no-such-python.*what it may be: mpdemo explain runs/toy"
+    ):
         job.result(timeout=60)
     assert "there is no program 'no-such-python' on the compute node" in report(job.log())
 
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):
     """Python behind a prefix, more options of srun, a login shell."""
-    facts = {"python": f"env PREFIX=there {sys.executable}", "srun_options": ("--export=ALL", "--cpu-bind=none")}
+    facts = {
+        "python": f"env PREFIX=there {sys.executable}",
+        "srun_options": ("--export=ALL", "--cpu-bind=none"),
+    }
     code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'SLURM_LOCALID')))"
     text = script().replace("#!/bin/bash", "#!/bin/bash -l")
     job = submit(spec(command=("-c", code), processes_per_node=2), site=site(text=text, **facts))
     assert job.wait(60) == "done", job.log()
-    printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
+    # it cannot bind here
+    printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]
     assert sorted(printed) == ["0: there 0", "1: there 1"]
 
 
@@ -120,8 +130,16 @@ def test_a_command_over_several_lines_stays_as_it_is(cluster, project):
         ({"srun_options": ("--gpu-bind=per_task:1",)}, {"gpus_per_process": 2}, "2"),
         ({"srun_options": ("--ntasks-per-node=4",)}, {"processes_per_node": 2}, "2"),
         ({"directives": ("--ntasks=4",)}, {"processes_per_node": 2}, "2"),
-        ({"srun_options": ("--gpus-per-task=1", "--ntasks=2", "--mpi=none")}, {"processes_per_node": 2}, ""),
-        ({"srun_options": ("--gpu-bind=per_task:1",)}, {"launcher": "torchrun", "processes_per_node": 4}, ""),
+        (
+            {"srun_options": ("--gpus-per-task=1", "--ntasks=2", "--mpi=none")},
+            {"processes_per_node": 2},
+            "",
+        ),
+        (
+            {"srun_options": ("--gpu-bind=per_task:1",)},
+            {"launcher": "torchrun", "processes_per_node": 4},
+            "",
+        ),
         ({"text": "without gres"}, {"processes_per_node": 5}, "at most|more nodes"),
     ],
     ids=str,
@@ -130,7 +148,11 @@ def test_options_for_every_job_are_compared_with_this_one(words, shape, needed):
     """A process that drives two GPUs would see one."""
     if "text" in words:
         words = {"text": "\n".join(line for line in script().splitlines() if "--gres" not in line)}
-    found = check(spec(**{"gpus_per_process": 1} | shape), site(*words.pop("directives", ()), **words), ask_slurm=False)
+    found = check(
+        spec(**{"gpus_per_process": 1} | shape),
+        site(*words.pop("directives", ()), **words),
+        ask_slurm=False,
+    )
     if not needed:
         assert found == []
     elif "text" in words:
@@ -156,7 +178,12 @@ def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
 def test_on_nodes_of_one_gpu_each_process_gets_a_node(project):
     small = site(gpus_per_node=1, cores_per_node=8)
     given = options(render(spec(processes_per_node=2, gpus_per_process=1), small))
-    assert (given["nodes"], given["ntasks-per-node"], given["gres"], given["cpus-per-task"]) == ("2", "1", "gpu:1", "8")
+    assert (given["nodes"], given["ntasks-per-node"], given["gres"], given["cpus-per-task"]) == (
+        "2",
+        "1",
+        "gpu:1",
+        "8",
+    )
     assert check(spec(processes_per_node=2, gpus_per_process=1), small, ask_slurm=False) == []
     assert "2 GPUs per node" in check(spec(gpus_per_process=2), small, ask_slurm=False)[0].message
 
@@ -165,13 +192,21 @@ def test_on_nodes_of_one_gpu_each_process_gets_a_node(project):
 
 
 def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project, monkeypatch):
-    write_site(project, "mine", "", "--account=$COURSE_ACCOUNT", "--reservation=${DAY}_a", "--mail-user=$ME # $YOU")
+    write_site(
+        project, "mine", "", "--account=$COURSE_ACCOUNT", "--reservation=${DAY}_a", "--mail-user=$ME # $YOU"
+    )
     for name, value in (("COURSE_ACCOUNT", "abc@v100"), ("DAY", "monday"), ("ME", "me@x.org")):
         monkeypatch.setenv(name, value)
     given = options(render(spec(), load_site("mine")))
-    assert (given["account"], given["reservation"], given["mail-user"]) == ("abc@v100", "monday_a", "me@x.org")
+    assert (given["account"], given["reservation"], given["mail-user"]) == (
+        "abc@v100",
+        "monday_a",
+        "me@x.org",
+    )
     monkeypatch.delenv("COURSE_ACCOUNT")
-    with pytest.raises(UserError, match=r"mine.sbatch: #SBATCH --account=\$COURSE_ACCOUNT: a variable is not set; do"):
+    with pytest.raises(
+        UserError, match=r"mine.sbatch: #SBATCH --account=\$COURSE_ACCOUNT: a variable is not set; do"
+    ):
         load_site("mine")
 
 
@@ -190,7 +225,8 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
     number = slurm_job.start(spec(), "toy.sbatch", "home x")["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
-    assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"  # asked once
+    # asked once
+    assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"
     assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
     squeue, *asked = (project / "asked").read_text().splitlines()[1:]
@@ -209,7 +245,8 @@ def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
     write_site(project, "bad", "gpus_per_nod = 4")
     write_site(project, "poor", 'cluster_names = ["elsewhere"]', "--account=$NOT_SET")
     assert find_site() == "throwaway" and load_site().name == "throwaway"
-    assert capsys.readouterr().err.count("skipped: site file bad.sbatch: unknown name 'gpus_per_nod'") == 1  # in all
+    # in all
+    assert capsys.readouterr().err.count("skipped: site file bad.sbatch: unknown name 'gpus_per_nod'") == 1
     with pytest.raises(UserError, match="bad.sbatch"):
         load_site("bad")
 
@@ -229,7 +266,9 @@ def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, pr
 
 
 def findings(*directives, **words):
-    return try_site(dataclasses.replace(site(*directives, **words), name="mine", cluster_names=()), "throwaway")
+    return try_site(
+        dataclasses.replace(site(*directives, **words), name="mine", cluster_names=()), "throwaway"
+    )
 
 
 def test_slurm_is_asked_about_any_site_that_is_named(cluster, project):
@@ -251,13 +290,21 @@ def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
     there = f"site mine: its Python is {sys.executable}, which sees 4 GPUs here, and its PyTorch is 99"
     assert finding.ok and finding.text == there
     finding = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
-    assert not finding.ok and finding.text.endswith("setup line failed with exit status 127: module load nowhere")
+    assert not finding.ok and finding.text.endswith(
+        "setup line failed with exit status 127: module load nowhere"
+    )
     finding = findings(python="no-such-container python")[-1]
-    assert not finding.ok and "no-such-container: command not found" in finding.text and "in a job" in finding.remedy
+    assert (
+        not finding.ok
+        and "no-such-container: command not found" in finding.text
+        and "in a job" in finding.remedy
+    )
 
 
 def test_a_program_that_never_ends_is_not_waited_for():
     """Nor one that has left the session: it keeps the output open."""
     begin = time.monotonic()
-    status, said = site_trial.run_bounded(["bash", "-s"], "setsid sleep 20 & echo on; sleep 300\n", seconds=0.5)
+    status, said = site_trial.run_bounded(
+        ["bash", "-s"], "setsid sleep 20 & echo on; sleep 300\n", seconds=0.5
+    )
     assert status is None and said == "on\n\nno end within 0.5 s" and time.monotonic() - begin < 15

@@ -22,7 +22,13 @@ REAL = sorted(SITES.keys() - {"generic", "throwaway"})
 VARIABLES = {"COURSE_ACCOUNT": "course"}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
-    "alex": ("bash -l\n", "--gres=gpu:a100:8 ", "--clusters=alex ", "--export=NONE ", "\nunset SLURM_EXPORT_ENV ||"),
+    "alex": (
+        "bash -l\n",
+        "--gres=gpu:a100:8 ",
+        "--clusters=alex ",
+        "--export=NONE ",
+        "\nunset SLURM_EXPORT_ENV ||",
+    ),
     "bridges2": ("--gpus=v100-32:16 ", "--partition=GPU "),
     "cirrus": (
         "--exclusive ",
@@ -31,9 +37,19 @@ TRIALS = {
     ),
     "isambard_ai": ("--gpus-per-node=4 ", "--cpus-per-task=72 ", "\nmodule reset ||"),
     "karolina": ("--gpus-per-node=8 ", "--gpu-bind=single:1 ", "--kill-on-bad-exit=1"),
-    "kestrel": ("--gres=gpu:4 ", "--mem-per-gpu=85G ", "export CUDA_VISIBLE_DEVICES=0,1,2,3\n", "env_cpe23.sh ||"),
+    "kestrel": (
+        "--gres=gpu:4 ",
+        "--mem-per-gpu=85G ",
+        "export CUDA_VISIBLE_DEVICES=0,1,2,3\n",
+        "env_cpe23.sh ||",
+    ),
     "mahti": ("--gres=gpu:a100:4,nvme:900 ", "--partition=gpumedium "),
-    "mahuika": ("--gpus-per-node=a100:4 ", "--partition=milan ", "--cpus-per-task=32 ", "--mem-per-gpu=32G "),
+    "mahuika": (
+        "--gpus-per-node=a100:4 ",
+        "--partition=milan ",
+        "--cpus-per-task=32 ",
+        "--mem-per-gpu=32G ",
+    ),
     "meluxina": ("--gpus-per-task=1 ", "--qos=short ", "--error=", "export NCCL_SOCKET_IFNAME=ib0\n"),
     "narval": ("--gpus-per-node=a100:4 ", "--mem-per-gpu=124G ", "\nexport TORCH_NCCL_ASYNC_HANDLING=1\n"),
     "puhti": ("--gres=gpu:v100:4 ", "--mem=0 ", " python3 -m mpdemo.rungs.ddp"),
@@ -59,7 +75,9 @@ def of_course(monkeypatch):
 def test_a_site_file_gives_its_batch_script_and_says_where_and_when_it_comes_from(name, of_course):
     site, head = load_site(name), SITES[name].read_text().split("#:")[0]
     assert check(job(site), site, ask_slurm=False) == []
-    assert render(job(site), site) == (FOLDER / f"{name}.sbatch").read_text(), f"if that is meant: python {__file__}"
+    assert render(job(site), site) == (FOLDER / f"{name}.sbatch").read_text(), (
+        f"if that is meant: python {__file__}"
+    )
     assert "Not tried on the site." in head
     if name == "juwels":  # from a course of the site's
         assert "Read in November 2026." in head
@@ -93,7 +111,9 @@ def test_what_a_site_refuses_as_a_directive_is_none(of_course):
         site = load_site(str(FOLDER / "trials" / f"{name}.sbatch"))
         assert not re.search(f"#SBATCH --({refused})", render(job(site), site))
     cirrus = load_site(str(FOLDER / "trials/cirrus.sbatch"))
-    two = render(JobSpec("toy", ("-c", ""), "runs/toy", nodes=2, launcher="torchrun", processes_per_node=3), cirrus)
+    two = render(
+        JobSpec("toy", ("-c", ""), "runs/toy", nodes=2, launcher="torchrun", processes_per_node=3), cirrus
+    )
     assert "--gres=gpu:4 " in two and "--ntasks=2 --ntasks-per-node=1 --cpus-per-task=30 " in two
 
 
@@ -102,7 +122,9 @@ def test_the_generic_file_has_every_fact_and_its_default():
     lines = (paths.root() / "slurm/sites/generic.sbatch").read_text().splitlines()
     facts = tomllib.loads("\n".join(line.removeprefix("#:") for line in lines if line.startswith("#:")))
     assert set(facts) == set(Site.__dataclass_fields__) - {"name", "text"}
-    given = {name: value for name, value in facts.items() if name not in ("cores_per_node", "gpus_per_node")}
+    given = {
+        name: value for name, value in facts.items() if name not in ("cores_per_node", "gpus_per_node")
+    }
     assert {name: getattr(Site("plain"), name) for name in given} == {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }

@@ -80,7 +80,9 @@ def test_a_node_that_dies(own_cluster, project):
     until(lambda: slurm.client("sinfo", "-h", "-n", "node1", "-o", "%T").strip() == "idle")
 
 
-def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster, project, tmp_path, client):
+def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(
+    cluster, project, tmp_path, client
+):
     jobs = [submit(spec("sleep", out=f"runs/{i}")) for i in range(4)]
     until(lambda: all(job.state == "running" for job in jobs))
     time.sleep(jobs[0].polling_seconds)  # the next listing has them all
@@ -124,7 +126,9 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
     until(lambda: (project / "runs/ended/pids-0").exists())
     subprocess.run(["scancel", jobs["ended"].id], check=True)
-    until(lambda: all(slurm_job.look_up(job.id).state not in ("pending", "running") for job in jobs.values()))
+    until(
+        lambda: all(slurm_job.look_up(job.id).state not in ("pending", "running") for job in jobs.values())
+    )
     (project / "runs/gone/exit-status.txt").unlink()
     own_cluster.end("slurmctld")
     for file in ("job_state", "job_state.old"):
@@ -148,7 +152,9 @@ def test_accounting_remembers_what_the_controller_has_forgotten(cluster, client)
 
 
 @pytest.mark.nightly
-def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
+def test_another_cluster_with_the_same_job_number_is_not_mixed_up(
+    cluster, project, slurm_programs, monkeypatch
+):
     job = submit(spec("fail", 0, 9))
     job.wait(60)
     with Cluster.up(nodes=1) as other:
@@ -160,7 +166,9 @@ def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, proje
     assert attach("runs/toy").state == "failed"
 
 
-def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(cluster, project, tmp_path, monkeypatch):
+def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(
+    cluster, project, tmp_path, monkeypatch
+):
     """Also where the program fails."""
     (disk := tmp_path / "disk").mkdir()
     monkeypatch.setenv("TMPDIR", str(disk))
@@ -170,8 +178,12 @@ def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(cluster, pr
         "import os; print(open(os.environ['DATA'] + '/cats/1.txt').read()); raise SystemExit(7)"
     )
     page = nbformat.read(paths.source() / "notebooks/09_scaling.ipynb", 4)
-    (block,) = re.findall(r"```bash\n(export DATA=.*?)```", "\n".join(cell.source for cell in page.cells), re.S)
-    (project / "staged.sbatch").write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=log\n{block}")
+    (block,) = re.findall(
+        r"```bash\n(export DATA=.*?)```", "\n".join(cell.source for cell in page.cells), re.S
+    )
+    (project / "staged.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=log\n{block}"
+    )
     done = subprocess.run(["sbatch", "--wait", "staged.sbatch"], cwd=project, env=os.environ, timeout=60)
     log = (project / "log").read_text()
     assert done.returncode == 7 and log.count("a cat") == 2, log
@@ -192,7 +204,9 @@ def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
 
 
 def test_slurms_refusal_is_shown(cluster, project):
-    with pytest.raises(SlurmError, match="Invalid generic resource|Requested node configuration is not available"):
+    with pytest.raises(
+        SlurmError, match="Invalid generic resource|Requested node configuration is not available"
+    ):
         throwaway = load_site("throwaway")
         submit(spec(), site=replace(throwaway, text=throwaway.text.replace("gpu:", "gpu:tpu:")))
     assert not (project / "runs/toy/job.json").exists()

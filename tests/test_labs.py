@@ -28,8 +28,17 @@ class Missing:
 
 def output(folder, *words):
     """What ``python WORDS`` prints in a folder."""
-    environ = {name: value for name, value in os.environ.items() if name != "MPDEMO_ROOT"} | {"PYTHONPATH": str(root())}
-    run = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": 60, "check": True}
+    environ = {name: value for name, value in os.environ.items() if name != "MPDEMO_ROOT"} | {
+        "PYTHONPATH": str(root())
+    }
+    run = {
+        "cwd": folder,
+        "env": environ,
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+        "check": True,
+    }
     return subprocess.run([sys.executable, *words], **run).stdout
 
 
@@ -63,5 +72,9 @@ def test_the_package_imports_no_lab():
     labs = [path.stem for path in (root() / "notebooks/labs").glob("*.py")]
     for file in (root() / "mpdemo").rglob("*.py"):
         words = file.read_text()
-        named = [lab for lab in labs if f"from mpdemo.labs.{lab} " in words or f"import mpdemo.labs.{lab}" in words]
+        named = [
+            lab
+            for lab in labs
+            if f"from mpdemo.labs.{lab} " in words or f"import mpdemo.labs.{lab}" in words
+        ]
         assert not named, f"{file} imports {named}"

@@ -32,15 +32,23 @@ def light(tmp_path_factory):
     packages = next((folder / "venv/lib").glob("python*/site-packages"))
     core = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["dependencies"]
     for name in needed(core):
-        for top in {file.parts[0] for file in distribution(name).files if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0] for file in distribution(name).files if file.parts[0] not in ("..", "__pycache__")
+        }:
             if not (packages / top).exists():
                 (packages / top).symlink_to(Path(distribution(name).locate_file(top)).resolve())
     (packages / "mpdemo").symlink_to(root() / "mpdemo")
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")
+    }
     command = [folder / "venv/bin/python", "-m", "mpdemo"]
 
     def run(*words):
-        return subprocess.run([*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+        return subprocess.run(
+            [*command, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=200
+        )
 
     return run
 

@@ -28,7 +28,10 @@ def test_resnets_are_torchvisions(name):
     def by_their_names(tensors):
         return {name.removeprefix("stem.").removeprefix("head."): tensor for name, tensor in tensors}
 
-    model, theirs = build(name, classes=1000, channels=3, image_size=64), getattr(torchvision.models, name)()
+    model, theirs = (
+        build(name, classes=1000, channels=3, image_size=64),
+        getattr(torchvision.models, name)(),
+    )
     state = by_their_names(model.state_dict().items())
     assert list(state) == list(theirs.state_dict())
     theirs.load_state_dict(state)
@@ -65,7 +68,9 @@ def test_a_transformer_block_is_pytorchs():
     ours = block.state_dict()
     ours["attention.key.bias"] = torch.zeros(192)  # a number added to all inputs of softmax changes nothing
     state = {
-        f"self_attn.in_proj_{kind}": torch.cat([ours[f"attention.{name}.{kind}"] for name in ("query", "key", "value")])
+        f"self_attn.in_proj_{kind}": torch.cat(
+            [ours[f"attention.{name}.{kind}"] for name in ("query", "key", "value")]
+        )
         for kind in ("weight", "bias")
     }
     names = {"self_attn.out_proj": "attention.out", "linear1": "mlp.up", "linear2": "mlp.down"}
@@ -98,7 +103,8 @@ def test_weights_depend_on_the_seed_only(name):
     one = small(name, seed=5).state_dict()
     before = torch.get_rng_state()
     two, other = small(name, seed=5).state_dict(), small(name, seed=6).state_dict()
-    assert torch.equal(before, torch.get_rng_state())  # building takes nothing from the training's random numbers
+    # building takes nothing from the training's random numbers
+    assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert not all(torch.equal(one[key], other[key]) for key in one)
 
@@ -106,7 +112,10 @@ def test_weights_depend_on_the_seed_only(name):
 def test_resolve_cut():
     for cut in ("layer1,layer2", " layer1 , 2 ", [1, "layer2"], None):
         assert resolve_cut(CONVNET, cut, 3) == [1, 2]
-    assert resolve_cut(CONVNET, "1", 2) == [1] and resolve_cut(CONVNET, "", 1) == resolve_cut(CONVNET, None, 1) == []
+    assert (
+        resolve_cut(CONVNET, "1", 2) == [1]
+        and resolve_cut(CONVNET, "", 1) == resolve_cut(CONVNET, None, 1) == []
+    )
     names = block_names("resnet50")
     assert resolve_cut(names, "layer2.3", 2) == [names.index("layer3.0")]
     equal = resolve_cut(names, None, 4)

@@ -70,7 +70,11 @@ def outside(page, server):
 def write(project, name, cells):
     """Write a notebook with these code cells."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    notebook.metadata.kernelspec = {
+        "name": "python3",
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+    }
     (project / "notebooks").mkdir(exist_ok=True)
     nbformat.write(notebook, project / "notebooks" / name)
 
@@ -105,7 +109,12 @@ def color(page) -> str:
 
 def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_path):
     """One page: formulas, a job that fails, one that is done, and one that lives through a reload and is cancelled."""
-    cells = [DOLLARS, *follow_cells("failed", 5, status=1), *follow_cells("short", 40), *follow_cells("long", 4000)]
+    cells = [
+        DOLLARS,
+        *follow_cells("failed", 5, status=1),
+        *follow_cells("short", 40),
+        *follow_cells("long", 4000),
+    ]
     write(project, "flow.ipynb", cells)
     open_notebook(page, server, "flow.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER failed", timeout=WAIT)
@@ -127,7 +136,8 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
     page.reload()  # the cell still runs in the kernel, and the page finds its view there
     page.wait_for_selector(f"{OUTPUT} >> text=of 4000, loss", timeout=WAIT)
     step = page.locator(f"{OUTPUT} >> text=of 4000, loss").first.inner_text()
-    page.wait_for_function("text => !document.body.innerText.includes(text)", arg=step, timeout=WAIT)  # it moves
+    # it moves
+    page.wait_for_function("text => !document.body.innerText.includes(text)", arg=step, timeout=WAIT)
     light = color(page)
     page.get_by_role("menuitem", name="Settings", exact=True).click()
     page.get_by_text("Theme", exact=True).hover()
@@ -149,7 +159,8 @@ code = "import time; [(print('line', n, '=' * 300), time.sleep(0.1)) for n in ra
 Path("../lines.py").exists() or Path("../lines.py").write_text(code)
 await run("python lines.py", name="cloned")
 """
-PICTURE = [nbformat.v4.new_output("display_data", {"text/html": "<b>a picture</b>"})]  # not signed: not trusted
+# not signed: not trusted
+PICTURE = [nbformat.v4.new_output("display_data", {"text/html": "<b>a picture</b>"})]
 AT_ITS_END = """
 pre => pre.scrollHeight <= pre.clientHeight + 1
     && pre.getBoundingClientRect().bottom <= pre.parentElement.getBoundingClientRect().bottom + 1
@@ -157,7 +168,9 @@ pre => pre.scrollHeight <= pre.clientHeight + 1
 
 
 @pytest.mark.nightly
-def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(page, server, project, outside):
+def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(
+    page, server, project, outside
+):
     """Nobody has trusted its saved outputs, so the text of the view says what to do after the reload."""
     write(project, "cloned.ipynb", [JOB, JOB, "'<b>a picture</b>'"])
     file = project / "notebooks" / "cloned.ipynb"
@@ -172,7 +185,9 @@ def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_
     page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
     page.reload()
     job = attach(project / "runs" / "cloned")
-    said = f"Live view of runs/cloned (job {job.id} on this machine). If this text is all you see, interrupt"
+    said = (
+        f"Live view of runs/cloned (job {job.id} on this machine). If this text is all you see, interrupt"
+    )
     page.wait_for_selector(f"{OUTPUT} >> text={said}", timeout=WAIT)
     assert page.locator(CANCEL).count() == 0
 
@@ -181,7 +196,9 @@ def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_
         page.locator("[data-command='notebook:interrupt-kernel']").first.click()
         page.wait_for_timeout(5000)
         with urllib.request.urlopen(f"{server[0]}/api/sessions?token={server[1]}", timeout=10) as answer:
-            sessions = {session["path"]: session["kernel"]["execution_state"] for session in json.load(answer)}
+            sessions = {
+                session["path"]: session["kernel"]["execution_state"] for session in json.load(answer)
+            }
         return sessions[f"notebooks/{file.name}"] == "idle"
 
     until(interrupted)

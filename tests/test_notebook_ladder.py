@@ -25,8 +25,19 @@ def all_reduce(rank, group, start, moves, end):
 
 
 def row(rung, devices, step, timeline, **more):
-    parts = {"weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB, "activations": 60 * MIB // devices}
-    facts = {"rung": rung, "devices": devices, "step_seconds": step, "timeline": timeline, "memory": [parts] * devices}
+    parts = {
+        "weights": 10 * MIB,
+        "gradients": 10 * MIB,
+        "optimizer": 20 * MIB,
+        "activations": 60 * MIB // devices,
+    }
+    facts = {
+        "rung": rung,
+        "devices": devices,
+        "step_seconds": step,
+        "timeline": timeline,
+        "memory": [parts] * devices,
+    }
     facts |= {"strategy": rung, "note": None, "single_seconds": step, "at_bound": False}
     for name, interval in (("speedup", "speedup"), ("bound", "bound"), ("fraction_of_bound", "fraction")):
         facts |= {name: 1.0, f"{interval}_interval": [1.0, 1.0]}
@@ -44,7 +55,11 @@ def ddp():
     timeline += [all_reduce(rank, "g0", 0.06, 0.06, 0.08) for rank in (0, 1)]
     timeline += [all_reduce(rank, "g1", start, 0.105, 0.115) for rank, start in enumerate((0.1, 0.105))]
     found = {"speedup": 1.6, "bound": 1.9, "fraction_of_bound": 0.85, "single_seconds": 0.19}
-    intervals = {"speedup_interval": [1.55, 1.62], "bound_interval": [1.85, 1.92], "fraction_interval": [0.82, 0.88]}
+    intervals = {
+        "speedup_interval": [1.55, 1.62],
+        "bound_interval": [1.85, 1.92],
+        "fraction_interval": [0.82, 0.88],
+    }
     return row("ddp", 2, 0.06, timeline, **found, **intervals)
 
 
@@ -78,13 +93,16 @@ def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_th
     headings = "strategy devices step (ms) speed-up upper bound fraction of bound MiB per device"
     assert " ".join(lines[0].split()) == headings
     assert lines[1].split() == ["single", "1", "200", "-", "-", "-", "100"]
-    assert " ".join(lines[2].split()) == "ddp 2 190 → 60 1.60 (1.55 to 1.62) 1.90 0.85 (0.82 to 0.88) 70, 70"
+    assert (
+        " ".join(lines[2].split()) == "ddp 2 190 → 60 1.60 (1.55 to 1.62) 1.90 0.85 (0.82 to 0.88) 70, 70"
+    )
     missing = "Not timed yet: data_parallel (notebook 02), model_parallel (notebook 04), pipeline"
     assert lines[3].startswith(missing)
     html = shown.data["text/html"]
     assert html.count("<tr>") == 3 and f"<p>{missing}" in html
     runs("speed_fsdp", [single(0.2), ddp() | {"rung": "fsdp", "bound": 1.7}])
-    assert "1.70 to 1.90" in repr(ladder.ladder_table()).splitlines()[2]  # one quantity, measured in two jobs
+    # one quantity, measured in two jobs
+    assert "1.70 to 1.90" in repr(ladder.ladder_table()).splitlines()[2]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +136,12 @@ def test_a_stand_in_by_threads_is_named_so_and_explained(runs):
 def test_rows_of_an_earlier_version_are_not_shown_and_to_be_measured_again(climbed, runs):
     old = {"rung": "fsdp", "devices": 2, "speedup": 1.6, "speedup_quartiles": [1.5, 1.7]}
     runs("speed_fsdp", [single(0.25), old])
-    assert "fsdp (notebook 07)" in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
-    with pytest.raises(UserError, match="runs/speed_fsdp was measured by an earlier version.*resubmit=True"):
+    assert (
+        "fsdp (notebook 07)" in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
+    )
+    with pytest.raises(
+        UserError, match="runs/speed_fsdp was measured by an earlier version.*resubmit=True"
+    ):
         ladder.in_words(old)
 
 
@@ -137,7 +159,10 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     spans = {(round(box.x0), round(box.x1)) for box in boxes}
     assert spans == {(0, 20), (20, 50), (30, 40), (50, 52), (52, 58), (58, 60)}  # ms; not 120, as profiled
     legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
-    assert legend >= {"forward", "backward", "optimizer", "all-reduce", "memory: weights"} and "idle" not in legend
+    assert (
+        legend >= {"forward", "backward", "optimizer", "all-reduce", "memory: weights"}
+        and "idle" not in legend
+    )
     assert legend >= {"exposed communication", "waits for a rank"}
     alt = shown.metadata["image/png"]["alt"]
     assert alt.startswith("single, 1 device: 200 ms per step, peak memory (MiB) 100; ddp")
@@ -163,7 +188,10 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeyp
     (alone,), of_ddp = first["memory"], second["memory"]
     assert len(of_ddp) == 2 and alone["gradients"] < 0.01 * alone["weights"]
     for peak in of_ddp:  # the buckets keep all gradients
-        assert peak["gradients"] == peak["weights"] == alone["weights"] and peak["activations"] < alone["activations"]
+        assert (
+            peak["gradients"] == peak["weights"] == alone["weights"]
+            and peak["activations"] < alone["activations"]
+        )
     seconds = summary["seconds"]
     others = seconds[f"ddp {second['form']}"]
     assert from_row(second, "speedup") == ratio(seconds["single"], others)
@@ -177,6 +205,7 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeyp
         backward, reductions = ([o for o in lane if o["kind"] == kind] for kind in "BA")
         assert len(reductions) >= 2  # buckets; the first one is reduced while the backward pass continues
         assert backward[0]["start"] < reductions[0]["start"] < backward[-1]["end"] < reductions[-1]["end"]
-        assert reductions[-1]["moves"] <= lane[-1]["start"] and lane[-1]["kind"] == "O"  # no update before its gradient
+        # no update before its gradient
+        assert reductions[-1]["moves"] <= lane[-1]["start"] and lane[-1]["kind"] == "O"
     assert repr(ladder.ladder_table()).splitlines()[2].startswith("ddp")
     assert len(ladder.ladder_chart().figure.axes) == 4

@@ -24,7 +24,9 @@ def text_of(page):
     return html.unescape(re.sub("<[^>]*>", " ", page)).strip()
 
 
-@pytest.mark.parametrize(("words", "said"), [({"steps": 3}, "done, 3 steps"), ({"steps": 3, "status": 1}, "failed")])
+@pytest.mark.parametrize(
+    ("words", "said"), [({"steps": 3}, "done, 3 steps"), ({"steps": 3, "status": 1}, "failed")]
+)
 def test_a_job_is_displayed_when_it_has_ended(words, said, tmp_path, capsys):
     job = ToyJob(tmp_path / "07_toy", **words)
     asyncio.run(follow(job))
@@ -43,7 +45,9 @@ def test_an_interrupt_leaves_the_job_running_and_stops_the_cells_below(tmp_path,
         with pytest.raises(Detached) as caught:
             asyncio.run(cell())
         said = str(caught.value)
-        assert said.startswith(f"job {job.id} (toy) is still running on this machine. Run the cell again to follow it.")
+        assert said.startswith(
+            f"job {job.id} (toy) is still running on this machine. Run the cell again to follow it."
+        )
         assert said.endswith("with the kernel that started it. The cells below were not run.")
         assert capsys.readouterr().out == "07_a: running\n"
         assert not job.finished
@@ -65,7 +69,9 @@ def reply(client, number, timeout=30):
 
 
 def test_an_interrupted_kernel_keeps_its_job_follows_it_again_and_ends_it_at_last(tmp_path, project):
-    manager, client = start_new_kernel(env=environment(tmp_path, PYTHONPATH=str(source()), MPDEMO_ROOT=str(project)))
+    manager, client = start_new_kernel(
+        env=environment(tmp_path, PYTHONPATH=str(source()), MPDEMO_ROOT=str(project))
+    )
     try:
         train = TRAIN.format(" ".join(spec("sleep").command))
         first = client.execute(train, stop_on_error=False)  # else the kernel may drop the next cell
@@ -118,7 +124,14 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
 
 def view(rows=(), log="", **changes):
     """Return the view of a job that has just been submitted."""
-    facts = {"state": "pending", "reason": "", "queue": None, "run_time": 0.0, "where": "this machine", "id": "1"}
+    facts = {
+        "state": "pending",
+        "reason": "",
+        "queue": None,
+        "run_time": 0.0,
+        "where": "this machine",
+        "id": "1",
+    }
     facts |= {"out": "runs/03_ddp", "finished": False, "metrics": lambda: list(rows), "log": lambda: log}
     return JobView(SimpleNamespace(**(facts | changes)))
 
@@ -132,7 +145,8 @@ def test_the_view_of_a_running_job_is_readable():
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()
     two = view(state="running", rows=[step, step | {"step": 9, "loss": 0.5}]).chart()
-    assert 'points="52.0,22.0 430.0,136.0"' in two and ">7</text>" in two and ">step 9</text>" in two  # of 56
+    # of 56
+    assert 'points="52.0,22.0 430.0,136.0"' in two and ">7</text>" in two and ">step 9</text>" in two
     resumed = view(state="running", rows=[*rows, {"event": "start", "step": 7, "steps": 99}])
     assert "step 7 of 99" in text_of(resumed.header())
     waiting = view(reason="Resources", queue=3, where="cluster box", id="12")

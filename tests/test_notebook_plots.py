@@ -23,14 +23,23 @@ def shown():
     yield scaling_pictures.efficiency({1: 1.0, 4: 0.9}, {1: 1.0, 4: 0.95}, held_out=(4,))
     yield scaling_pictures.messages([0.1, 1.0], [0.2, 1.1], 0.1, 1.0)
     yield plots.bars(
-        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
+        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}},
+        "time of a step (s)",
+        limit=0.25,
     )
     yield layer_pictures.columns_then_rows()
-    yield layer_pictures.held({"one device": [{"MLP": 2**21}] * 2, "1F1B": [{"MLP": 2**20}, {"MLP": 2**19}]})
-    jobs = [{"steps": [0, 7], "losses": [(5, 4.7)], "why": "node lost"}, {"steps": [5, 10], "losses": [(10, 3.8)]}]
+    yield layer_pictures.held(
+        {"one device": [{"MLP": 2**21}] * 2, "1F1B": [{"MLP": 2**20}, {"MLP": 2**19}]}
+    )
+    jobs = [
+        {"steps": [0, 7], "losses": [(5, 4.7)], "why": "node lost"},
+        {"steps": [5, 10], "losses": [(10, 3.8)]},
+    ]
     yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
     yield job_pictures.lost_time({"Young": {0.1: 0.9, 0.4: 0.7}}, {0.1: 0.8, 0.4: 0.6}, 0.3, (0.2, 0.7))
-    yield scaling_pictures.arrivals({"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0)
+    yield scaling_pictures.arrivals(
+        {"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0
+    )
 
 
 def texts(axes):
@@ -39,7 +48,8 @@ def texts(axes):
     labels = [axes.xaxis.label, axes.yaxis.label, axes.title]
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())  # labels beyond it are not drawn
-        placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)  # one that shares its labels has none
+        # one that shares its labels has none
+        placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
         labels += [label for place, label in placed if low <= place <= high]
     written = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
     return [text for text in written if text.get_text().strip()]
@@ -95,7 +105,9 @@ def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     bars = plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")
     assert repr(bars) == "time of a step (s): a, b"
     assert bars.metadata["image/png"]["alt"] == "time of a step (s). a: 1.23; b: 2.00"
-    said = plots.curves({"one": [{"step": step, "loss": 2 / step} for step in (1, 2, 4)]}).metadata["image/png"]["alt"]
+    said = plots.curves({"one": [{"step": step, "loss": 2 / step} for step in (1, 2, 4)]}).metadata[
+        "image/png"
+    ]["alt"]
     assert said == "loss against step: one from 2 (step 1) to 0.5 (step 4)"
     bars.save(tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes()[1:4] == b"PNG"

@@ -36,7 +36,9 @@ def test_a_strategy_stands_beside_the_readers_own_gpus(project):
     found = "2 CPU cores 319 → 226" + 3 * " 1.55 (1.43 to 1.61)"
     assert cells(beside("two_ddp", [ROW]))[1:] == [f"this run {found}"]
     fast = ROW | {"device_type": "cuda", "single_seconds": 0.02, "step_seconds": 0.011, "speedup": 1.9}
-    project("runs/gpu/2026-12-01-100000/record.json", "NVIDIA <L40S>", {"part": "two_ddp", "rows": [{}, fast]})
+    project(
+        "runs/gpu/2026-12-01-100000/record.json", "NVIDIA <L40S>", {"part": "two_ddp", "rows": [{}, fast]}
+    )
     shown = beside("two_ddp", [ROW])
     _, here, own, *why = cells(shown)
     assert here == f"this run {found}"
@@ -64,13 +66,22 @@ def test_the_newest_record_that_has_passed_the_part_is_shown(project):
     '{"device": "x", "date": "2026", "parts": [{"part": "gpt", "outcome": "passed", "rows": [5]}]}',
 ])  # fmt: skip
 def test_a_damaged_record_is_one_line_and_an_older_one_takes_its_place(project, tmp_path, text):
-    row = {"model": "gpt", "batch": 1, "options": [], "median_seconds": 1.0, "mfu": 0.3, "peak_from": "data sheet"}
+    row = {
+        "model": "gpt",
+        "batch": 1,
+        "options": [],
+        "median_seconds": 1.0,
+        "mfu": 0.3,
+        "peak_from": "data sheet",
+    }
     project("runs/gpu/1/record.json", "NVIDIA L4", {"part": "gpt", "rows": [row]})
     (tmp_path / "runs/gpu/2").mkdir()
     (tmp_path / "runs/gpu/2/record.json").write_text(text)
     lines = cells(beside("gpt", [row]))
     assert lines[2].startswith("yours: NVIDIA L4, 2026-12-01 gpt, batch 1 1000 30%")
-    assert re.search(r"runs/gpu/2/record.json is no record \(.+\); do: make gpu-record$", " ".join(lines[3:])), lines
+    assert re.search(
+        r"runs/gpu/2/record.json is no record \(.+\); do: make gpu-record$", " ".join(lines[3:])
+    ), lines
 
 
 def test_the_committed_records_have_what_is_read_from_them():

@@ -12,13 +12,19 @@ from mpdemo.paths import root
 def test_a_file_is_shown_whole_with_a_link_or_one_thing_or_lines_of_it():
     data, _ = show("errors.py")._repr_mimebundle_()
     assert data["text/plain"] == "mpdemo/errors.py"
-    assert data["text/markdown"].startswith(f"[mpdemo/errors.py](../mpdemo/errors.py)\n\n{SMALLER}\n\n```python\n")
+    assert data["text/markdown"].startswith(
+        f"[mpdemo/errors.py](../mpdemo/errors.py)\n\n{SMALLER}\n\n```python\n"
+    )
     assert (root() / "mpdemo/errors.py").read_text().strip() in data["text/markdown"]
     text = show("errors.py", "one_line").data["text/markdown"]
     assert "\ndef one_line(text) -> str:\n" in text and "class UserError" not in text
-    assert find("settings/schedules.py", "Schedule")[1].startswith("@dataclass(frozen=True)\nclass Schedule:")
+    assert find("settings/schedules.py", "Schedule")[1].startswith(
+        "@dataclass(frozen=True)\nclass Schedule:"
+    )
     assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
-    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data["text/markdown"]
+    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data[
+        "text/markdown"
+    ]
     assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```\n\n</div>")
     assert show("errors.py", lines=("class UserError",)).data["text/markdown"].count("\n") == 8
 

@@ -19,7 +19,8 @@ from mpdemo.tools.support.render import jobs_of_course
 from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
 
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
-ON_SLURM = ("00", *ON_TWO_NODES)  # with jobs by hand, over two nodes, or stopped; at night all run in both places
+# with jobs by hand, over two nodes, or stopped; at night all run in both places
+ON_SLURM = ("00", *ON_TWO_NODES)
 LONGEST = ("03", "08", "07", "12", "10", "05", "14", "06")
 ORDER = sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
 RUNS = [(name, "cluster" if name[:2] in ON_SLURM else "this machine", False) for name in ORDER]
@@ -38,7 +39,8 @@ def trained(tmp_path_factory, worker_id):
 
 @pytest.mark.timeout(NBVAL_LIMIT + 60)
 @pytest.mark.parametrize(
-    ("name", "place", "whole"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.nightly) for run in AT_NIGHT)]
+    ("name", "place", "whole"),
+    [*RUNS, *(pytest.param(*run, marks=pytest.mark.nightly) for run in AT_NIGHT)],
 )
 def test_notebook_gives_the_saved_outputs(name, place, whole, tmp_path, trained, request, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
@@ -60,7 +62,9 @@ def changed_jobs(project) -> list:
     problems = []
     for name, spec in jobs_of_course().items():
         record = project / spec.out / RECORD
-        submitted = json.loads(record.read_text())["spec"] | {"oversubscribe": False} if record.exists() else None
+        submitted = (
+            json.loads(record.read_text())["spec"] | {"oversubscribe": False} if record.exists() else None
+        )
         if submitted not in (None, json.loads(json.dumps(dataclasses.asdict(spec)))):
             problems.append(f"slurm/course.toml: {name} is not what the notebook submits: {submitted}")
     return problems

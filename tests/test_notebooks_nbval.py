@@ -41,22 +41,37 @@ CELLS = {  # name: (source, saved outputs, passes with the repairs, passes witho
     "picture": (PICTURE, [picture("a line")], True, True),
     "picture_with_another_line": (PICTURE, [picture("b line")], False, False),
 }
-DEAD = ("import os; os._exit(1)", [], False)  # the last cell; without the repair its whole time limit would pass
+# the last cell; without the repair its whole time limit would pass
+DEAD = ("import os; os._exit(1)", [], False)
 LIMIT = 100  # s, of a cell
 
 
 @pytest.mark.parametrize("repaired", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_cell_passes_when_it_should_and_a_dead_kernel_is_noticed_at_once(tmp_path, repaired):
     cells = CELLS | {"dead_kernel": DEAD} if repaired else CELLS
-    written = [v4.new_code_cell(source, execution_count=1, outputs=outputs) for source, outputs, *_ in cells.values()]
+    written = [
+        v4.new_code_cell(source, execution_count=1, outputs=outputs)
+        for source, outputs, *_ in cells.values()
+    ]
     nbformat.write(v4.new_notebook(cells=written), tmp_path / "cells.ipynb")
     if repaired:
         shutil.copy(root() / "notebooks" / "conftest.py", tmp_path)
-    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={LIMIT}", f"--junitxml={tmp_path}/result.xml"]
+    options = [
+        "--nbval",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={LIMIT}",
+        f"--junitxml={tmp_path}/result.xml",
+    ]
     options += [f"--nbval-sanitize-with={root()}/tests/nbval.cfg", f"--rootdir={tmp_path}"]
     options += ["-q", "-p", "no:cacheprovider"]
-    where = {"cwd": tmp_path, "env": environment(root(), IPYTHONDIR=f"{tmp_path}/ipython"), "timeout": LIMIT}
-    done = subprocess.run([sys.executable, "-m", "pytest", *options], **where, capture_output=True, text=True)
+    where = {
+        "cwd": tmp_path,
+        "env": environment(root(), IPYTHONDIR=f"{tmp_path}/ipython"),
+        "timeout": LIMIT,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], **where, capture_output=True, text=True
+    )
     cases = ElementTree.parse(tmp_path / "result.xml").iter("testcase")
     passed = [not {"failure", "error"} & {part.tag for part in case} for case in cases]
     expected = {name: cell[2 if repaired else 3] for name, cell in cells.items()}

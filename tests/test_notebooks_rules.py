@@ -35,7 +35,11 @@ ERROR = v4.new_output("error", ename="KeyError", evalue="3", traceback=["KeyErro
 def notebook(*cells):
     """A notebook in order, with some cells more at the end; cells without a count are counted on."""
     picture = v4.new_output("execute_result", data=PNG, metadata=ALT, execution_count=1)
-    first = [v4.new_markdown_cell("# A title\n\nThe goal."), code("picture", [picture]), code("assert True")]
+    first = [
+        v4.new_markdown_cell("# A title\n\nThe goal."),
+        code("picture", [picture]),
+        code("assert True"),
+    ]
     whole = v4.new_notebook(cells=[*first, *cells])
     ran = [cell for cell in whole.cells if cell.cell_type == "code"]
     for number, cell in enumerate(ran, 1):
@@ -44,7 +48,9 @@ def notebook(*cells):
 
 
 def out(**data):
-    return [v4.new_output("display_data", data={name.replace("_", "/", 1): text for name, text in data.items()})]
+    return [
+        v4.new_output("display_data", data={name.replace("_", "/", 1): text for name, text in data.items()})
+    ]
 
 
 def with_twins():
@@ -63,7 +69,10 @@ GOOD = [
 ]
 WHOLE = [  # a notebook, and what is wrong with it
     (v4.new_notebook(cells=notebook().cells[1:]), "does not begin with a title"),
-    (v4.new_notebook(cells=[notebook().cells[0], code("assert True", count=1)]), "has no picture in its first five"),
+    (
+        v4.new_notebook(cells=[notebook().cells[0], code("assert True", count=1)]),
+        "has no picture in its first five",
+    ),
     (v4.new_notebook(cells=notebook().cells[:2]), "asserts nothing"),
     (with_twins(), "two cells with the same id"),
     (notebook(code("x = 1", count=0)), "was not executed from top to bottom: [1, 2, None]"),
@@ -72,7 +81,10 @@ WHOLE = [  # a notebook, and what is wrong with it
 CELLS = [  # a cell, and what is wrong with it
     (code("x = 1\n" * 20), "has 20 lines; at most 19"),
     (code("%%ranks\nx = " + 101 * "1"), "has a line of 105 characters; at most 104"),
-    (code("show(f)", out(text_markdown=f"```python\n{105 * 'x'}\n```")), "has a line of 105 characters; at most 104"),
+    (
+        code("show(f)", out(text_markdown=f"```python\n{105 * 'x'}\n```")),
+        "has a line of 105 characters; at most 104",
+    ),
     (code(" "), "is empty"),
     (code("f();"), "ends with ';'"),
     (code("if x:\n    !false"), "uses ! or %"),
@@ -91,11 +103,17 @@ CELLS = [  # a cell, and what is wrong with it
     (code("f()", [stream("at /root/x")]), "names a path or an address of one machine: '/root/'"),
     (code("f", [stream("<f at 0x7f32a1b0>")]), "names a path or an address of one machine: '0x7f32a1b0'"),
     (code("f", out(text_html="<script src='https://cdn'>")), "runs a script or loads from elsewhere"),
-    (code("t", out(text_html=TABLE.format(113), text_plain="this run 930 ms 16%")), "shows other numbers as HTML than"),
+    (
+        code("t", out(text_html=TABLE.format(113), text_plain="this run 930 ms 16%")),
+        "shows other numbers as HTML than",
+    ),
     (code("f", [stream("x" * 300_001)]), "more than 300 kB"),
     (code("p", out(**{name.replace("/", "_"): data for name, data in PNG.items()})), "tells no number: ''"),
     (code("p", out(text_html="<img src='data:image/png;...'>")), "tells no number: ''"),
-    (code("p", out(text_html='<img width="7" alt="DDP waits" src="data:image/png;...">')), "no number: 'DDP waits'"),
+    (
+        code("p", out(text_html='<img width="7" alt="DDP waits" src="data:image/png;...">')),
+        "no number: 'DDP waits'",
+    ),
     (v4.new_markdown_cell("see /tmp/me"), "names a path or an address of one machine: '/tmp/'"),
     (v4.new_markdown_cell("[gone](99_gone.ipynb)"), "links to 99_gone.ipynb, which is not there"),
     (v4.new_markdown_cell("![logo](https://example.org/a.png)"), "loads a picture from elsewhere"),
@@ -127,14 +145,21 @@ def test_a_number_that_nothing_shows_needs_a_source():
     for text, wanted in PROSE:
         whole = notebook(SHOWN, v4.new_markdown_cell(text))
         problems = list(unsourced(whole, {}))
-        assert [re.search(r"^cell 4 \(.*\): says (.*), which no cell shows", said)[1] for said in problems] == wanted
+        assert [
+            re.search(r"^cell 4 \(.*\): says (.*), which no cell shows", said)[1] for said in problems
+        ] == wanted
         assert list(unsourced(whole, dict.fromkeys(wanted, "a paper"))) == []
     (said,) = unsourced(notebook(SHOWN), {"7 MiB": "a paper"})
     assert "says 7 MiB nowhere any more" in said
 
 
 def test_an_opening_plans_the_time_that_trainers_are_told():
-    texts = {"Plan 60 minutes.": 58, "Plan\nan hour.": 61, "Plan about 88 minutes.": 88, "Plan an hour and a half.": 90}
+    texts = {
+        "Plan 60 minutes.": 58,
+        "Plan\nan hour.": 61,
+        "Plan about 88 minutes.": 88,
+        "Plan an hour and a half.": 90,
+    }
     wrong = {"Plan 60 minutes.": 57, "In ten minutes.": 60, "Plan 20 minutes. Plan 20 minutes.": 20}
     for text, minutes in (texts | {"Plan two hours.": 119}).items():
         assert not list(misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)), text
@@ -157,7 +182,10 @@ def test_a_notebook_says_what_the_pages_need_of_it():
     wrong = [
         ({}, []),
         ({"objectives": ["run it"]}, ["1 objectives; 2 to 4"]),
-        ({"objectives": ["Split it", "run it."]}, ["'Split it' doesn't complete", "'run it.' doesn't complete"]),
+        (
+            {"objectives": ["Split it", "run it."]},
+            ["'Split it' doesn't complete", "'run it.' doesn't complete"],
+        ),
         ({"objectives": ["run it", " ".join(21 * ["it"])]}, ["in 20 words"]),
         ({"prerequisites": ["02", "03"]}, ["builds on 03, which comes later"]),
     ]
@@ -174,13 +202,20 @@ def test_the_minutes_are_those_of_the_rule_that_trainers_read():
     needed = 8 * len(exercises("02")) + 2 + 1
     assert documents.minutes(whole, "02") == needed
     assert documents.minutes(whole, "14") == 20 * len(exercises("14")) + 2 + 1
-    for told, problems in ((needed, 0), (needed - needed // 10, 0), (needed - needed // 10 - 1, 1), (2 * needed, 1)):
+    for told, problems in (
+        (needed, 0),
+        (needed - needed // 10, 0),
+        (needed - needed // 10 - 1, 1),
+        (2 * needed, 1),
+    ):
         whole.metadata["mpdemo"] = nbformat.from_dict({"minutes": told})
         assert len(list(documents.mistimed(whole, "02"))) == problems
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
-    messy = notebook(code("print(1)  ", [stream("a"), stream("b\n")], tags=["nbval-ignore-output"], collapsed=True))
+    messy = notebook(
+        code("print(1)  ", [stream("a"), stream("b\n")], tags=["nbval-ignore-output"], collapsed=True)
+    )
     messy.metadata = nbformat.from_dict({"mpdemo": {"minutes": 3}, "widgets": {}})
     before = notebooks.compared(messy)
     once = notebooks.text_of(notebooks.normalise(copy.deepcopy(messy)))
@@ -199,11 +234,19 @@ def test_only_what_the_sanitizer_names_may_change():
     assert printing("1.87 times the speed") == printing("1.9 times the speed")
     assert printing("loss 3.1") != printing("loss 3.2")
     assert printing("97 % of the bound") == printing("93.5 % of the bound")
-    on_this_machine = "Slurm not found: ddp runs on this machine, 2 processes in place of 2 nodes (job 16)\n"
-    assert printing(on_this_machine) == printing("submitted ddp to cluster box: job 7 (runs/ddp/job.sbatch)\n")
+    on_this_machine = (
+        "Slurm not found: ddp runs on this machine, 2 processes in place of 2 nodes (job 16)\n"
+    )
+    assert printing(on_this_machine) == printing(
+        "submitted ddp to cluster box: job 7 (runs/ddp/job.sbatch)\n"
+    )
     found = "found job 16 (done) in runs/train_single: not submitted again; resubmit=True runs it again\n"
     assert printing(f"{found}48 steps") == printing("48 steps")
-    assert printing("found job 16 (done)") == printing("found job 7 (done)") != printing("found job 7 (failed)")
+    assert (
+        printing("found job 16 (done)")
+        == printing("found job 7 (done)")
+        != printing("found job 7 (failed)")
+    )
     assert printing("accuracy 97 %") != printing("accuracy 93 %")
 
 
@@ -211,20 +254,29 @@ def test_what_holds_only_on_an_idle_machine_is_left_out_of_tests():
     whole = notebook(code("if x:\n    assert a < b  # on an idle machine\nassert c == d"))
     assert notebooks.without_speed(whole).cells[-1].source == "if x:\n    pass\nassert c == d"
     for path in notebooks.notebooks():
-        code_of = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-        marked = [line for source in code_of for line in source.splitlines() if "on an idle machine" in line]
+        code_of = [
+            cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
+        ]
+        marked = [
+            line for source in code_of for line in source.splitlines() if "on an idle machine" in line
+        ]
         assert all(notebooks.SPEED.match(line) for line in marked), path
 
 
 def test_a_screenshot_shows_the_cells_as_they_are():
     for picture in screenshots.PICTURES:
         noted = Image.open(screenshots.path_of(picture)).text["cells"]
-        assert noted == screenshots.digest(picture), f"{picture}.png is stale: run python tests/screenshots.py"
+        assert noted == screenshots.digest(picture), (
+            f"{picture}.png is stale: run python tests/screenshots.py"
+        )
 
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
-    whole.cells[0].source, whole.metadata = "# A title\n\nPlan 2 minutes.", {"mpdemo": ABOUT | {"minutes": 1}}
+    whole.cells[0].source, whole.metadata = (
+        "# A title\n\nPlan 2 minutes.",
+        {"mpdemo": ABOUT | {"minutes": 1}},
+    )
     whole.cells[1].source = f"display(\n    {PNG},\n    metadata={ALT}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
     path.parent.mkdir()

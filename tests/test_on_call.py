@@ -23,7 +23,18 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.labs.on_call import case as cases
 from mpdemo.labs.on_call import clues, faults, record
-from mpdemo.labs.on_call.incidents import CAUSES, CHAINS, COST, INCIDENTS, NEXT, PLACES, answer_to, filled, seal, unseal
+from mpdemo.labs.on_call.incidents import (
+    CAUSES,
+    CHAINS,
+    COST,
+    INCIDENTS,
+    NEXT,
+    PLACES,
+    answer_to,
+    filled,
+    seal,
+    unseal,
+)
 from mpdemo.labs.on_call.job import Job
 from mpdemo.paths import root
 from mpdemo.tools.cluster import Cluster
@@ -45,7 +56,9 @@ def each(pattern, text, kind=float):
 
 def above(values, rank, factor):
     """Whether the rank's value is more than `factor` times each other's."""
-    return bool(values) and all(values[rank] > factor * value for i, value in enumerate(values) if i != rank)
+    return bool(values) and all(
+        values[rank] > factor * value for i, value in enumerate(values) if i != rank
+    )
 
 
 def column(name, factor):
@@ -70,7 +83,9 @@ def waits(where):
 
     def test(text, rank):
         rows = dict(re.findall(r"^rank (\d): (.*)", text, re.M))  # of the second dump
-        waiting = [re.search(r"all_reduce.*(average|train)", row) for i, row in rows.items() if int(i) != rank]
+        waiting = [
+            re.search(r"all_reduce.*(average|train)", row) for i, row in rows.items() if int(i) != rank
+        ]
         return all(waiting) and bool(re.search(where, rows[str(rank)]))
 
     return test
@@ -144,17 +159,23 @@ def found(told):
 def fits(kind, clues, rank):
     """Whether every clue of an incident's chain shows it, if the fault is at this rank (or its node)."""
     tests = [(test, clues[clue]) for (of, clue), test in SHOWS.items() if of == kind]
-    return all(test(text, rank) if callable(test) else re.search(filled(test, rank), text) for test, text in tests)
+    return all(
+        test(text, rank) if callable(test) else re.search(filled(test, rank), text) for test, text in tests
+    )
 
 
 @pytest.mark.parametrize("kind", INCIDENTS)
 def test_a_fault_and_its_disguise_fit_the_program(kind, monkeypatch):
     """Several programs of each incident, of which none says by its changes alone what is wrong."""
-    monkeypatch.setattr(Job, "resume", lambda job: [(job.out / f"node{n}/step040.pt").touch() for n in (1, 2)])
+    monkeypatch.setattr(
+        Job, "resume", lambda job: [(job.out / f"node{n}/step040.pt").touch() for n in (1, 2)]
+    )
     monkeypatch.setattr(faults.torch, "load", lambda file: {"model": {}})
     monkeypatch.setattr(faults.subprocess, "run", lambda *_, **__: None)
     incident = INCIDENTS[kind]
-    assert incident.cause in CAUSES and incident.then in NEXT and set(answer_to(kind, 3).where) <= set(PLACES)
+    assert (
+        incident.cause in CAUSES and incident.then in NEXT and set(answer_to(kind, 3).where) <= set(PLACES)
+    )
     assert answer_to(kind, 3).evidence <= set(COST) - {"diff"}
     for seed in range(2):
         job = Job(np.random.default_rng(seed))
@@ -188,7 +209,9 @@ def test_par_is_the_best_order_of_questions_for_such_a_page(page):
         return sum(COST[name][0] for name in order[: asked + 1])
 
     best = min(permutations(names), key=lambda order: sum(minutes(order, kind) for kind in kinds))
-    assert kinds and {kind: minutes(best, kind) for kind in kinds} == {kind: INCIDENTS[kind].par for kind in kinds}
+    assert kinds and {kind: minutes(best, kind) for kind in kinds} == {
+        kind: INCIDENTS[kind].par for kind in kinds
+    }
 
 
 @pytest.fixture
@@ -273,7 +296,9 @@ def test_a_recorder_is_left_for_torchfrtrace_in_a_folder_of_its_case(case, tmp_p
 
 def test_each_case_has_a_folder_of_its_own(case, monkeypatch):
     monkeypatch.setattr(cases, "recorded", lambda *_: case._sealed)
-    folders = [cases.on_call(number, slurm).folder for number, slurm in [(1, False), (2, False), (2, True), (1, 0)]]
+    folders = [
+        cases.on_call(number, slurm).folder for number, slurm in [(1, False), (2, False), (2, True), (1, 0)]
+    ]
     assert folders == [f"runs/on_call/{name}" for name in ("1", "2", "2-slurm", "1")]
 
 
@@ -301,7 +326,9 @@ def test_a_job_whose_notebook_is_gone_ends(tmp_path):
 def processes_in(folder):
     """Return the processes that were started with this folder for temporary files: forked ones have no other name."""
     found = psutil.process_iter(["environ"])
-    return [process.pid for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(folder)]
+    return [
+        process.pid for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(folder)
+    ]
 
 
 @pytest.mark.nightly

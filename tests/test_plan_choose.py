@@ -24,7 +24,9 @@ def course():
 
     def request(name, norm="batch", **more):
         images = {"channels": 3, "image_size": 112, "classes": 10, "norm": norm}
-        return PlanRequest(OwnModel(name, (3, 112, 112), function=partial(of_course, name, **images)), **more)
+        return PlanRequest(
+            OwnModel(name, (3, 112, 112), function=partial(of_course, name, **images)), **more
+        )
 
     return {
         "small": request("convnet", batch=4),
@@ -34,7 +36,8 @@ def course():
     }
 
 
-CASES = [  # model, MiB that PyTorch may use, what else is asked for, the answer; a V100 has no times for bf16
+# model, MiB that PyTorch may use, what else is asked for, the answer; a V100 has no times for bf16
+CASES = [
     ("small", 20, {"gpu": "v100"}, "single"),
     ("small", 8, {}, "single, bf16, activation checkpointing"),
     ("small", 3, {}, NOTHING),
@@ -54,7 +57,9 @@ def test_the_first_row_is_the_fastest_that_fits(course, model, mib, changes, ans
     said = recommended(request, rows)
     assert said.startswith(f"{answer}: ") and said.endswith(".") and "{" not in said
     assert rows[0].fits == (answer != NOTHING)
-    assert said.endswith("this order was compared with no runs.") is not (LORA in answer or answer == NOTHING)
+    assert said.endswith("this order was compared with no runs.") is not (
+        LORA in answer or answer == NOTHING
+    )
     assert rows[0].answer == answer or answer == NOTHING
     fits = [row.predicted.seconds for row in rows if row.fits and LORA not in row.answer]
     timed = [seconds for seconds in fits if seconds is not None]
@@ -74,8 +79,14 @@ def test_what_was_compared_with_nothing_has_no_interval(course):
     asked = replace(course["blocks"], devices=2, nodes=2, gpu="h100")
     rows = as_rows(asked, compare(asked))
     for row in [row for row in rows if row["seconds"]]:
-        known = row["strategy"].startswith(("fsdp, bf16", "single")) and row["strategy"].count("x tensor") == 0
-        assert row["runs_compared"] == 16 * known and bool(row["spread"]) is known and row["peaks_compared"] == 0, row
+        known = (
+            row["strategy"].startswith(("fsdp, bf16", "single")) and row["strategy"].count("x tensor") == 0
+        )
+        assert (
+            row["runs_compared"] == 16 * known
+            and bool(row["spread"]) is known
+            and row["peaks_compared"] == 0
+        ), row
     shown = {row["strategy"]: row for row in rows}
     assert {"ddp", "ddp, bf16", "fsdp", "fsdp, bf16", f"pipeline{BOTH}"} <= {*shown}
     for line in table(asked, compare(asked)).splitlines()[3:]:
@@ -86,7 +97,10 @@ def test_what_was_compared_with_nothing_has_no_interval(course):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"devices": 3}, "allowed: a multiple of 3, such as 6"), ({"devices": 4, "nodes": 3}, "equally many in each")],
+    [
+        ({"devices": 3}, "allowed: a multiple of 3, such as 6"),
+        ({"devices": 4, "nodes": 3}, "equally many in each"),
+    ],
 )
 def test_what_cannot_be_shared_out_is_refused(course, changes, words):
     with pytest.raises(UserError, match=words):
@@ -104,7 +118,8 @@ def test_what_fits_comes_first_and_the_table_says_by_how_much_the_others_are_too
     text = table(tight, rows).splitlines()
     assert text[3].startswith("->") and " yes " in text[3]  # below the headers of two lines
     assert any("MiB over" in line for line in text)
-    assert not any(line.split()[:1] == ["tensor"] for line in text)  # no layer of a convolutional net is split
+    # no layer of a convolutional net is split
+    assert not any(line.split()[:1] == ["tensor"] for line in text)
 
 
 def test_two_measured_gpus_are_met_within_two_percent():
@@ -120,7 +135,9 @@ def test_two_measured_gpus_are_met_within_two_percent():
     model = OwnModel("resnet101", (3, 224, 224), function=partial(of_course, "resnet101", **images))
     request = PlanRequest(model, 128, devices=2, optimizer="sgd")
     chain = own_scaling.chain(own.steps_of(request, 8, held=True), 8, roof("v100"))
-    first, second = own.stage_peaks(request, chain, [(0, 8), (8, len(chain))], [16, 16], [0, 16 * chain[7].crossing])
+    first, second = own.stage_peaks(
+        request, chain, [(0, 8), (8, len(chain))], [16, 16], [0, 16 * chain[7].crossing]
+    )
     assert first / MIB == pytest.approx(7950, rel=0.02)
     assert second / MIB == pytest.approx(8224, rel=0.02)
     usual = sum(part.seconds for part in chain[:8]) / sum(part.seconds for part in chain)

@@ -26,7 +26,9 @@ CALLS = {
     "softmax": lambda x: functional.softmax(x, dim=-1),
     "method": lambda x: x.softmax(-1),
     "log_softmax": lambda x: torch.log_softmax(x, -1),
-    "cross_entropy": lambda x: functional.cross_entropy(x, torch.zeros(8, dtype=torch.long, device=x.device)),
+    "cross_entropy": lambda x: functional.cross_entropy(
+        x, torch.zeros(8, dtype=torch.long, device=x.device)
+    ),
     "smoothed": lambda x: functional.cross_entropy(
         x, torch.zeros(8, dtype=torch.long, device=x.device), label_smoothing=0.1
     ),
@@ -119,7 +121,8 @@ def classes(x):
 
 
 SMOOTHED = partial(functional.cross_entropy, label_smoothing=0.1)
-BY_KERNEL = {  # what a GPU's kernels (native_functions.yaml, derivatives.yaml) keep and write, in units of the input
+# what a GPU's kernels (native_functions.yaml, derivatives.yaml) keep and write, in units of the input
+BY_KERNEL = {
     # The logarithms are kept; of their gradient and the logits' one is new at a time.
     "cross entropy": (lambda x: functional.cross_entropy(rows_of(x), classes(x)), 1.0),
     "cross entropy, smoothed": (lambda x: SMOOTHED(rows_of(x), classes(x)), 1.0),
@@ -157,7 +160,9 @@ def test_attention_within_pytorchs_own_module_keeps_no_scores_but_those_that_it_
 def test_a_transformer_layer_keeps_what_its_parts_keep():
     """Query, key, value and attention with its copy; two sums, a norm; two layers of twice the width; three masks."""
     sizes = {"d_model": 1024, "nhead": 16, "dim_feedforward": 2048, "dropout": 0.1, "batch_first": True}
-    kept, _ = kept_and_moved(lambda x: torch.nn.TransformerEncoderLayer(**sizes, dtype=x.dtype)(x), 4, 1024, 1024)
+    kept, _ = kept_and_moved(
+        lambda x: torch.nn.TransformerEncoderLayer(**sizes, dtype=x.dtype)(x), 4, 1024, 1024
+    )
     weights = (4 + 2 * 2) * 1024**2 / (4 * 1024 * 1024)
     assert kept - weights == pytest.approx(3 + 2 + 2 + 1 + 2 * 2 + 0.5 + 1 + 0.5, abs=0.1)
 
@@ -177,7 +182,9 @@ def test_attention_keeps_no_scores_with_a_mask_or_with_keys_that_queries_share(d
 
 @pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_a_recurrent_layer_keeps_gates_and_states_and_its_products_are_those_of_its_formula(kind, gates, directions):
+def test_a_recurrent_layer_keeps_gates_and_states_and_its_products_are_those_of_its_formula(
+    kind, gates, directions
+):
     """As the documentation of nn.LSTM has them; on a CPU a layer is one operation per step, or one that keeps more."""
     layer = getattr(torch.nn, kind)(64, 64, batch_first=True, bidirectional=directions == 2)
     kernels, memory = Kernels(), LiveMemory()
@@ -226,7 +233,10 @@ def test_an_optimizer_has_the_states_that_a_plan_gives_it_and_what_a_note_says_o
         optimizer.step()
     size = sum(weight.nbytes for weight in weights)
     states = sum(
-        value.nbytes for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
     )
     assert states / size == pytest.approx(STATES[name.partition(",")[0]], abs=0.01)
     assert (memory.peak() - before) / size == pytest.approx(besides, abs=0.05)
@@ -241,6 +251,10 @@ def test_attention_with_dropout_keeps_no_scores():
     def attention(x, dropout):
         return functional.scaled_dot_product_attention(x, x, x, None, dropout, is_causal=True)
 
-    with_dropout, without = (kept_and_moved(partial(attention, dropout=p), 1, 16, 2048, 64) for p in (0.1, 0.0))
+    with_dropout, without = (
+        kept_and_moved(partial(attention, dropout=p), 1, 16, 2048, 64) for p in (0.1, 0.0)
+    )
     assert with_dropout == without and without[0] < 1
-    assert kept_and_moved(lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1), 1, 16, 2048, 64)
+    assert kept_and_moved(
+        lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1), 1, 16, 2048, 64
+    )

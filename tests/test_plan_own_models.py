@@ -19,7 +19,8 @@ from mpdemo.tools.plan.request import ALL, BOTH, OFFLOAD, SELECTIVE, NotPlanned,
 from mpdemo.tools.plan.roof import RESERVE
 from mpdemo.tools.plan.strategies import as_rows, compare, table
 
-CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
+# function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
+CASES = [
     ("Tied", "64t", 153_216, False, "embed.weight and head.weight are one parameter"),
     ("Unused", "64", 8_320, False, "no gradient reaches unused.weight, unused.bias"),
     ("TwoOutputs", "8", 288, False, ""),
@@ -82,8 +83,12 @@ def step(model, **way):
     return own.steps_of(request(model), 4, **way).at(4)
 
 
-@pytest.mark.parametrize(("function", "shape", "parameters", "own_loss", "note"), CASES, ids=lambda value: str(value))
-def test_any_module_is_planned_and_counted_as_pytorch_counts_it(function, shape, parameters, own_loss, note):
+@pytest.mark.parametrize(
+    ("function", "shape", "parameters", "own_loss", "note"), CASES, ids=lambda value: str(value)
+)
+def test_any_module_is_planned_and_counted_as_pytorch_counts_it(
+    function, shape, parameters, own_loss, note
+):
     model = made(function, shape)
     one, ddp, fsdp = step(model), own.replicated(request(model)), own.sharded(request(model))
     assert model.trained == one.trained == parameters * SIZES.get(function, 4)
@@ -105,11 +110,21 @@ def test_inputs_that_belong_to_no_sample_are_the_same_in_any_batch():
     ("function", "shape", "find", "words"),
     [
         ("contrast", None, own.sharded, "fully_shard doesn't support scalar parameters"),
-        ("Tied", "64t", own.split_layers, "nn.MultiheadAttention has query, key and value in one parameter"),
+        (
+            "Tied",
+            "64t",
+            own.split_layers,
+            "nn.MultiheadAttention has query, key and value in one parameter",
+        ),
         ("Gpt", "16t", own.split_layers, "a block does not run with its Linears split by their names"),
         ("Unet", "3,32,32", own.split_layers, "named like q_proj, o_proj, up_proj and down_proj"),
         ("Unet", "3,32,32", own.pipeline, "no list of more than five equal blocks"),
-        ("Recurrent", "6t", lambda asked: own.replicated(asked, rank=16), "no Linears beside which an adapter"),
+        (
+            "Recurrent",
+            "6t",
+            lambda asked: own.replicated(asked, rank=16),
+            "no Linears beside which an adapter",
+        ),
     ],
 )
 def test_what_is_not_planned_has_its_reason_in_words(function, shape, find, words):
@@ -123,7 +138,8 @@ def test_layers_that_do_not_divide_are_not_split(llama):
     with pytest.raises(NotPlanned, match="between the nodes"):
         own.split_layers(request(llama, devices=2, nodes=2))
     split = own.split_layers(request(llama, batch=8))
-    assert split.sent == 8 * 2 * 2 * (8 * 64 * 384 * 4)  # blocks, layers, directions, bytes: (2 - 1) / 2 twice
+    # blocks, layers, directions, bytes: (2 - 1) / 2 twice
+    assert split.sent == 8 * 2 * 2 * (8 * 64 * 384 * 4)
 
 
 def test_shards_within_a_node_are_larger_than_across_nodes(llama):
@@ -151,7 +167,9 @@ def test_a_ring_enters_a_node_through_the_ports_of_all_its_devices(llama):
 
 def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(llama, monkeypatch):
     rules = own.rules_of
-    monkeypatch.setattr(own, "rules_of", lambda asked: [rule for rule in rules(asked) if rule.answer.startswith(both)])
+    monkeypatch.setattr(
+        own, "rules_of", lambda asked: [rule for rule in rules(asked) if rule.answer.startswith(both)]
+    )
     both = f"fsdp{BOTH}"
     whole = own.sharded(request(llama, batch=64), bf16=True, checkpointing=True).memory
     larger, smaller = (request(llama, batch=64, memory=whole + RESERVE + more) for more in (1, -1))
@@ -170,7 +188,9 @@ def test_selective_checkpointing_and_offload_have_rows_where_they_help(llama, mo
     host = own.offloaded(asked, **way, offload=True)
     assert again < 0.8 * some < 0.7 * plain and host.memory < again
     # A layer's parameters come twice, what is the module's own once, and each gradient goes: of half the model.
-    own_ones = llama.weights - sum(p.nbytes for layer in llama.layers_of(llama.template) for p in layer.parameters())
+    own_ones = llama.weights - sum(
+        p.nbytes for layer in llama.layers_of(llama.template) for p in layer.parameters()
+    )
     assert host.moved == pytest.approx((3 * llama.weights - own_ones) / 2, rel=0.001)
     assert host.least == pytest.approx((2 * llama.weights - own_ones) / 2 / 32e9, rel=0.001)
     # Two ranks share a host's cores, so that it updates the whole model: an SGD moves 3 values, an AdamW 7.
@@ -186,7 +206,9 @@ def test_selective_checkpointing_and_offload_have_rows_where_they_help(llama, mo
     for memory, way in ((plain, ", bf16"), (some, SELECTIVE), (again, BOTH), (host.memory, OFFLOAD)):
         rows = compare(replace(asked, memory=RESERVE + memory))
         assert [row.answer for row in rows if row.fits][0] == f"fsdp{way}"
-        assert sum(row.answer.endswith((SELECTIVE, OFFLOAD)) for row in rows) == (way in (SELECTIVE, OFFLOAD))
+        assert sum(row.answer.endswith((SELECTIVE, OFFLOAD)) for row in rows) == (
+            way in (SELECTIVE, OFFLOAD)
+        )
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):
@@ -208,7 +230,10 @@ def test_adapters_are_all_that_is_trained(llama):
 
 def test_a_model_that_checkpoints_its_layers_needs_less():
     kept, twice = made("kept", "3,64,64"), made("checkpointed", "3,64,64")
-    assert step(twice).peak < 0.6 * step(kept).peak and step(kept, checkpointing=True).peak < 0.6 * step(kept).peak
+    assert (
+        step(twice).peak < 0.6 * step(kept).peak
+        and step(kept, checkpointing=True).peak < 0.6 * step(kept).peak
+    )
 
 
 def test_a_file_that_prints_reads_arguments_and_ends_itself_is_planned(tmp_path, capfd):
@@ -223,7 +248,9 @@ def test_a_strategy_in_which_a_model_fails_is_not_planned_and_a_note_says_why():
     rows = compare(request(model))
     reasons = {row.answer: row.reason for row in rows}
     assert reasons["ddp"] == "" and "running_mean" in reasons["ddp, activation checkpointing"]
-    assert reasons["ddp, activation checkpointing"].startswith("a step like that fails on tensors without numbers (")
+    assert reasons["ddp, activation checkpointing"].startswith(
+        "a step like that fails on tensors without numbers ("
+    )
     assert "ddp, activation checkpointing" not in table(request(model), rows)  # a note has it
 
 
@@ -385,7 +412,10 @@ def test_the_command_line_plans_an_own_model(capfd, tmp_path):
         (["--model", "resnet10", *limits], "did you mean 'resnet101'?"),
         (["--model", f"{FILE}:words", "--input", "3,x", *limits], "allowed: whole numbers above 0"),
         (["--model", f"{FILE}:words", "--input", "6", "--gpu", "h100"], "--devices is missing"),
-        (["--model", f"{FILE}:words", "--input", "6", *limits, "--record", "none.json"], "none.json cannot be read"),
+        (
+            ["--model", f"{FILE}:words", "--input", "6", *limits, "--record", "none.json"],
+            "none.json cannot be read",
+        ),
     ):
         assert main(["plan", *wrong]) == 2
         out, err = capfd.readouterr()
@@ -443,5 +473,6 @@ def test_the_memory_of_a_gpu_is_that_of_its_data_sheet():
     told = []
     text, rows = answer(options, told.append)
     assert f"a device has {143_771:,} MiB" in text and rows[0]["memory_mib"] < 1 and rows[0]["fits"]
-    assert told[0].startswith("planning: building ") and "planning: single, bf16" in told  # what a terminal shows
+    # what a terminal shows
+    assert told[0].startswith("planning: building ") and "planning: single, bf16" in told
     assert not re.search("ddp|fsdp", "".join(row["strategy"] for row in rows))

@@ -38,7 +38,9 @@ def steps(name, batch=4, length=LENGTH, **way):
 def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says(name, way):
     from programs.real_step import measured
 
-    assert steps(name, **way).at(4).peak == pytest.approx(measured(name, 4, LENGTH, **way)["peak"], rel=0.05)
+    assert steps(name, **way).at(4).peak == pytest.approx(
+        measured(name, 4, LENGTH, **way)["peak"], rel=0.05
+    )
 
 
 def counted(folder, cases) -> list:
@@ -74,7 +76,13 @@ def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
     found = own.pipeline(request)
     size = 16 // found.parts
     stages = own.cut(own_scaling.chain(own.steps_of(request, size, held=True), size, roof("a100")), 2)
-    case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, "microbatches": found.parts}
+    case = {
+        "name": "untied_20m",
+        "batch": 16,
+        "length": LENGTH,
+        "stages": stages,
+        "microbatches": found.parts,
+    }
     (real,) = counted(tmp_path, [case])
     assert found.stages == pytest.approx(real, rel=0.05)
 
@@ -84,7 +92,9 @@ def test_a_gpu_counted_what_is_planned(run_once, tmp_path):
     part = next(part for part in page.newest()["parts"] if part["part"] == "gpt")
     planned = [row for row in part["rows"] if "compile" not in row["options"]]
     (tmp_path / "gpt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planned))
-    done = run_once("tests/gpu/predicted.py", str(tmp_path / "rows"), str(tmp_path / "gpt.jsonl"), timeout=300)
+    done = run_once(
+        "tests/gpu/predicted.py", str(tmp_path / "rows"), str(tmp_path / "gpt.jsonl"), timeout=300
+    )
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "rows")
     assert len(rows) == len(planned) > 1
@@ -94,7 +104,12 @@ def test_a_gpu_counted_what_is_planned(run_once, tmp_path):
 
 def test_few_blocks_tell_what_all_of_them_need():
     """FSDP gathers the second block before the first is computed, so its peak is at another block than DDP's."""
-    for way in ({}, {"shards": 2, "bf16": True, "checkpointing": True}, {"tensor": 2}, {"held": True, "rank": 16}):
+    for way in (
+        {},
+        {"shards": 2, "bf16": True, "checkpointing": True},
+        {"tensor": 2},
+        {"held": True, "rank": 16},
+    ):
         line = steps("tied_20m", batch=2, **way)
         few, every = line.at(2), own_scaling.computed(*line, line.model.count)
         for name in ("peak", "weights", "trained"):
@@ -108,7 +123,9 @@ def test_few_blocks_tell_what_all_of_them_need():
 def test_other_batches_lie_on_the_line_of_two():
     found = steps("untied_20m")
     for size in (2, 24):
-        assert found.at(size).peak == pytest.approx(own_scaling.whole_step(*found[:3], size).peak, rel=0.001)
+        assert found.at(size).peak == pytest.approx(
+            own_scaling.whole_step(*found[:3], size).peak, rel=0.001
+        )
     assert found.at(found.most(2**31)).peak <= 2**31 < found.at(found.most(2**31) + 1).peak
 
 
@@ -124,13 +141,27 @@ def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
     ("name", "words", "answer"),
     [
         ("llama_8b", ("--devices", "8", "--batch", "8"), "fsdp, bf16: "),
-        ("llama_70b", ("--devices", "64", "--nodes", "8", "--batch", "64"), "fsdp, bf16, activation checkpointing: "),
+        (
+            "llama_70b",
+            ("--devices", "64", "--nodes", "8", "--batch", "64"),
+            "fsdp, bf16, activation checkpointing: ",
+        ),
     ],
 )
 def test_8b_and_70b_are_planned_within_4_gib_and_two_minutes_of_the_processor(name, words, answer):
     """Here in 0.7 GiB and 40 s. Not by the clock: other tests share the cores."""
     options = f"--model {FILE}:{name} --input 4096 --tokens --optimizer adamw --gpu h100".split()
-    command = ["prlimit", f"--data={4 * 2**30}", "--cpu=120", sys.executable, "-m", "mpdemo", "plan", *options, *words]
+    command = [
+        "prlimit",
+        f"--data={4 * 2**30}",
+        "--cpu=120",
+        sys.executable,
+        "-m",
+        "mpdemo",
+        "plan",
+        *options,
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=root())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(answer)

@@ -31,7 +31,9 @@ def test_the_command_prints_every_strategy_and_writes_json(call_mpdemo, tmp_path
         assert row["seconds"] is None or f"{1000 * row['seconds']:,.1f}" in shown
 
 
-def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_one_its_fullest_alone(monkeypatch):
+def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_one_its_fullest_alone(
+    monkeypatch,
+):
     options = PlanOptions(model="resnet18", batch=32, image_size=64, devices=2, gpu="v100")
     request = request_of(options, print)
     found = own.pipeline(request)
@@ -50,23 +52,39 @@ def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_o
     "words, message",
     [
         (f"--model resnet19 {LIMITS}", "allowed: "),
-        ("--devices 0 --gpu-memory 16GiB", "--devices 0 is not allowed: it should be greater than or equal to 1"),
+        (
+            "--devices 0 --gpu-memory 16GiB",
+            "--devices 0 is not allowed: it should be greater than or equal to 1",
+        ),
         ("--gpu-memory 16GiB", "--devices is missing; say how many devices there are, such as --devices 8"),
         ("--devices 2", "--gpu is missing; say what the devices are, v100, a100, "),
         ("--devices 2 --gpu-memory 16", "such as 16GiB"),
-        ("--devices 2 --gpu a100 --total 90x", "--total '90x': allowed: how many tokens or images, such as 300e9"),
+        (
+            "--devices 2 --gpu a100 --total 90x",
+            "--total '90x': allowed: how many tokens or images, such as 300e9",
+        ),
         ("--devices 2 --gpu a100 --total 1e999", "or epochs x images, such as 90x1281167"),
-        ("--devices 2 --gpu a100 --total 3e9 --price -1", "--price -1 is not allowed: it should be greater than 0"),
+        (
+            "--devices 2 --gpu a100 --total 3e9 --price -1",
+            "--price -1 is not allowed: it should be greater than 0",
+        ),
         ("--devices 2 --gpu a100 --price 2", "--price is that of a whole run; say how long it is"),
         ("--devices 2 --gpu-memory 512MiB", "allowed: 1GiB or more"),
         ("--devices 3 --gpu-memory 16GiB", "a batch of 32 does not divide by 3 devices"),
-        ("--devices 2 --gpu h1000", "allowed: v100, a100, a100-80, h100, h200, b200, l40s, rtx4090, mi300x; did you"),
+        (
+            "--devices 2 --gpu h1000",
+            "allowed: v100, a100, a100-80, h100, h200, b200, l40s, rtx4090, mi300x; did you",
+        ),
     ],
 )
 def test_bad_input_is_one_line_with_the_valid_values(call_mpdemo, words, message):
     done = call_mpdemo(*f"{COMMAND} {words}".split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("mpdemo: error: ")
+    assert (
+        message in done.stderr
+        and done.stderr.count("\n") == 1
+        and done.stderr.startswith("mpdemo: error: ")
+    )
 
 
 def test_a_misspelt_option_in_python_gets_the_nearest_name():
@@ -87,7 +105,9 @@ def test_no_other_cut_has_a_faster_slowest_stage(seed):
     every = [list(points) for points in combinations(range(1, len(costs)), stages - 1)]
     points_chosen = planner.balanced_cut(costs, stages)
     assert points_chosen in every
-    assert slowest_stage(costs, points_chosen) == pytest.approx(min(slowest_stage(costs, points) for points in every))
+    assert slowest_stage(costs, points_chosen) == pytest.approx(
+        min(slowest_stage(costs, points) for points in every)
+    )
 
 
 def test_hundreds_of_stages():

@@ -40,12 +40,16 @@ from mpdemo.tools.plan.roof import kernel_seconds, roof
 RECORD = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
 DEVICE = {"deviceProperties": [{"name": "NVIDIA H100 80GB HBM3"}]}
 NAMES = {  # operators of any CPU whose kernels a GPU would have -> their names there, and classes
-    "aten::convolution": ("aten::cudnn_convolution", CONVOLUTION),  # which calls what the CPU's instructions allow
+    # which calls what the CPU's instructions allow
+    "aten::convolution": ("aten::cudnn_convolution", CONVOLUTION),
     "aten::convolution_backward": ("aten::convolution_backward", CONVOLUTION),
     "aten::addmm": ("aten::addmm", PRODUCT),
     "aten::mm": ("aten::mm", PRODUCT),
     "aten::_scaled_dot_product_flash_attention_for_cpu": ("aten::_cudnn_attention_forward", ATTENTION),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": ("aten::_cudnn_attention_backward", ATTENTION),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "aten::_cudnn_attention_backward",
+        ATTENTION,
+    ),
     "aten::threshold_backward": ("aten::threshold_backward", MEMORY),
     "aten::silu": ("aten::silu", MEMORY),
 }
@@ -121,15 +125,22 @@ def test_our_record_of_an_h100_is_what_the_table_has():
     for kind in (PRODUCT, ATTENTION, MEMORY, OPTIMIZER):
         assert found.fractions[kind] == pytest.approx(known.fractions[kind], abs=1e-4)
         assert f"{KINDS[kind]} {found.fractions[kind]:.2f}" in found.basis
-    assert np.allclose(found.sizes, known.sizes, rtol=2e-3) and found.spreads[MEMORY] == pytest.approx(0.45, abs=0.01)
+    assert np.allclose(found.sizes, known.sizes, rtol=2e-3) and found.spreads[MEMORY] == pytest.approx(
+        0.45, abs=0.01
+    )
     assert "NVIDIA H100 80GB HBM3, PyTorch 2.11.0+cu130, 2026-11-27" in found.basis
-    assert found.fractions[CONVOLUTION] == known.fractions[CONVOLUTION] and "not in it: convolutions" in found.basis
+    assert (
+        found.fractions[CONVOLUTION] == known.fractions[CONVOLUTION]
+        and "not in it: convolutions" in found.basis
+    )
 
 
 def of_products(*fractions) -> bytes:
     """A record of matrix products that reach such fractions."""
     row = {"class": "product", "layout": None, "precision": "bf16", "sizes": [512, 512, 512]}
-    return json.dumps({"parts": [{"part": "efficiency", "rows": [row | {"fraction": f} for f in fractions]}]}).encode()
+    return json.dumps(
+        {"parts": [{"part": "efficiency", "rows": [row | {"fraction": f} for f in fractions]}]}
+    ).encode()
 
 
 @pytest.mark.parametrize(("content", "line"), [
@@ -183,10 +194,16 @@ def test_a_plan_says_what_its_times_are_taken_from(more, said, interval):
 def test_channels_first_is_warned_about_where_it_costs():
     notes = {}
     for gpu in ("h100", "v100"):
-        text, _ = answer(PlanOptions(model="convnet", image_size=32, devices=1, batch=8, gpu=gpu), lambda told: None)
-        notes[gpu] = "Channels-first, a ResNet-50 on an H100 took 1.8 times as long" in " ".join(text.split())
+        text, _ = answer(
+            PlanOptions(model="convnet", image_size=32, devices=1, batch=8, gpu=gpu), lambda told: None
+        )
+        notes[gpu] = "Channels-first, a ResNet-50 on an H100 took 1.8 times as long" in " ".join(
+            text.split()
+        )
     assert notes == {"h100": True, "v100": False}
-    found = {row["options"][0] if row["options"] else "": row["median_seconds"] for row in rows_of("resnet")[:2]}
+    found = {
+        row["options"][0] if row["options"] else "": row["median_seconds"] for row in rows_of("resnet")[:2]
+    }
     assert found[""] / found["channels_last"] == pytest.approx(1.8, abs=0.05)
     layout = torch.channels_last
     last = OwnModel("last", (3, 16, 16), function=lambda: torch.nn.Conv2d(3, 4, 3).to(memory_format=layout))
@@ -238,7 +255,8 @@ def test_each_class_slows_its_own_kernels_down(small):
     assert {kind for kind, seconds in of_class.items() if seconds > at_best.seconds} == {
         PRODUCT, ATTENTION, MEMORY, OPTIMIZER,
     }  # fmt: skip
-    launches = sum(map(len, step.work.values())) * request.roof.launch + request.roof.launch  # and the optimizer's
+    # and the optimizer's
+    launches = sum(map(len, step.work.values())) * request.roof.launch + request.roof.launch
     all_halved = found(replace(request, efficiency=AT_BEST._replace(fractions=(0.5,) * len(KINDS))))
     assert all_halved.seconds == pytest.approx(2 * at_best.seconds - launches)
 
@@ -273,13 +291,19 @@ def test_several_devices_are_slower_than_one_and_the_speed_up_is_not(small):
     slow, alone = AT_BEST._replace(several=0.5), PlanRequest(small, 2**12)
     two = [found(PlanRequest(small, 2**13, 2, efficiency=each)).seconds for each in (AT_BEST, slow)]
     assert two[1] > 1.8 * two[0]
-    assert found(replace(alone, efficiency=slow)).seconds == found(replace(alone, efficiency=AT_BEST)).seconds
-    one = [own.one_device(PlanRequest(small, 2**13, 2, efficiency=each), False)[0] for each in (AT_BEST, slow)]
+    assert (
+        found(replace(alone, efficiency=slow)).seconds == found(replace(alone, efficiency=AT_BEST)).seconds
+    )
+    one = [
+        own.one_device(PlanRequest(small, 2**13, 2, efficiency=each), False)[0] for each in (AT_BEST, slow)
+    ]
     assert one[1] / two[1] == pytest.approx(one[0] / two[0], rel=0.1)
 
 
 def test_a_compiled_step_moves_less_and_computes_as_much(small):
     request = PlanRequest(small, 2**12, efficiency=AT_BEST)
     compiled = found(replace(request, efficiency=AT_BEST._replace(compiled=0.5))).seconds
-    no_moving = AT_BEST._replace(fractions=tuple(1e9 if kind == MEMORY else 1.0 for kind in range(len(KINDS))))
+    no_moving = AT_BEST._replace(
+        fractions=tuple(1e9 if kind == MEMORY else 1.0 for kind in range(len(KINDS)))
+    )
     assert found(replace(request, efficiency=no_moving)).seconds < compiled < found(request).seconds

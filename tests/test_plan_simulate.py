@@ -51,14 +51,18 @@ def test_an_operation_starts_when_its_rank_is_free_and_its_input_is_there_and_no
     result, communication = uneven(*shape)
     communication = [*communication, 0.0]
     owners, free = placement(shape[0], shape[1], shape[3]), [0.0] * shape[1]
-    end = {(row["kind"].replace("I", "B"), row["stage"], row["microbatch"]): row["end"] for row in result.events}
+    end = {
+        (row["kind"].replace("I", "B"), row["stage"], row["microbatch"]): row["end"]
+        for row in result.events
+    }
     for row in result.events:
         stage, kind, microbatch = row["stage"], row["kind"].replace("I", "B"), row["microbatch"]
         assert row["rank"] == owners[stage]
         needed = [] if kind == "F" else [("F" if kind == "B" else "B", stage)]
         needed += [(kind, other) for other in {"F": [stage - 1], "B": [stage + 1]}.get(kind, [])]
         arrivals = [
-            end[what, other, microbatch] + (owners[other] != owners[stage]) * communication[min(stage, other)]
+            end[what, other, microbatch]
+            + (owners[other] != owners[stage]) * communication[min(stage, other)]
             for what, other in needed
             if 0 <= other < len(owners)
         ]
@@ -124,8 +128,14 @@ def test_the_order_of_a_schedule_gives_its_simulation(schedule, ranks, microbatc
 @pytest.mark.parametrize(
     ("orders", "said"),
     [
-        ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], "stage 0 wants to do B0, and waits for B0 of stage 1"),
-        ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], "stage 1 wants to do F1, and waits for F1 of stage 0"),
+        (
+            [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]],
+            "stage 0 wants to do B0, and waits for B0 of stage 1",
+        ),
+        (
+            [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]],
+            "stage 1 wants to do F1, and waits for F1 of stage 0",
+        ),
         ([["B0", "F0"], ["F0", "B0"]], "waits for F0 of itself"),
         ([["F0", "F1", "B0", "B1"], ["F0", "B0"]], "stage 1 has F1 0 times"),
         ([["F0", "B0", "B0"]], "stage 0 has B0 2 times"),

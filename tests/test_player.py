@@ -17,7 +17,12 @@ from mpdemo.predict import simulate
 
 MODELS = [key for key in STRATEGIES if key != "all"]
 RECORDED = sorted(path.stem for path in (package.HERE / "recordings").glob("*.json"))
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble"}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb": "InterleavedZeroBubble",
+}
 LARGEST = 135_000  # bytes of an output; a third more where every strategy is drawn
 pytestmark = NEEDS_CHROMIUM
 
@@ -46,7 +51,8 @@ def shown(browser, tmp_path):
     return show
 
 
-SETTINGS = [(2, 4, 8), (4, 4, 8), (4, 8, 8), (4, 8, 16), (8, 8, 16), (2, 2, 4)]  # ranks, microbatches, layers
+# ranks, microbatches, layers
+SETTINGS = [(2, 4, 8), (4, 4, 8), (4, 8, 8), (4, 8, 16), (8, 8, 16), (2, 2, 4)]
 
 
 @pytest.mark.parametrize("strategy", SCHEDULES)
@@ -54,7 +60,12 @@ def test_a_modelled_pipeline_is_the_simulated_one(shown, strategy):
     window = shown(strategy=strategy)
     for bandwidth in 2, 400:
         for ranks, microbatches, layers in SETTINGS:
-            settings = {"ranks": ranks, "microbatches": microbatches, "layers": layers, "bandwidth": bandwidth}
+            settings = {
+                "ranks": ranks,
+                "microbatches": microbatches,
+                "layers": layers,
+                "bandwidth": bandwidth,
+            }
             step = window.evaluate("settings => model({ ...state, ...settings })", settings)
             stages = ranks * simulate_stages(strategy)
             forward = [0.008 * step["layers"] / stages / microbatches] * stages
@@ -110,7 +121,9 @@ def test_what_is_broken_takes_longer_and_a_dropped_sampler_does_not(shown):
     before, after = window.evaluate(ends, ["fsdp", "sampler"])
     assert after == before
     window.click("[data-key=bsampler]")
-    assert "0.83 times" in window.inner_text(".stats") and "no error is raised" in window.inner_text(".verdict")
+    assert "0.83 times" in window.inner_text(".stats") and "no error is raised" in window.inner_text(
+        ".verdict"
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -132,7 +145,9 @@ def test_keys_move_from_event_to_event_and_what_happens_is_said(shown):
     window.keyboard.press("Home")
     window.keyboard.press("ArrowRight")
     said = window.inner_text(".say[aria-live=polite]")
-    assert said.startswith("4.01 ms. Rank 0: forward of layer 0, while its all-gather is under way. Rank 1:")
+    assert said.startswith(
+        "4.01 ms. Rank 0: forward of layer 0, while its all-gather is under way. Rank 1:"
+    )
     assert window.get_attribute("[data-key=scrub]", "aria-valuetext") == said
     window.keyboard.press("ArrowLeft")
     assert window.evaluate("state.at") == 0
@@ -149,7 +164,9 @@ def test_keys_move_from_event_to_event_and_what_happens_is_said(shown):
 def test_a_guess_comes_first_and_is_compared(shown):
     window = shown(strategy="gpipe", predict=True)
     assert window.is_disabled("[data-key=play]") and window.locator(".event").count() == 0
-    assert window.get_attribute("svg[role=img]", "aria-label") == "The step is hidden until you have guessed."
+    assert (
+        window.get_attribute("svg[role=img]", "aria-label") == "The step is hidden until you have guessed."
+    )
     window.check("input[type=radio] >> nth=2")
     window.locator("fieldset input[type=range]").fill("21")
     window.click("text=Lock in and play")
@@ -194,7 +211,9 @@ HOLDER = '<!doctype html><body data-theme="{theme}"><main>{output}</main></body>
 def test_an_output_is_a_still_with_its_numbers_until_the_player_takes_its_place(browser, tmp_path):
     output = player("fsdp")
     html = output.data["text/html"]
-    assert len(html) < LARGEST and "<script" not in html and "://" not in html.replace("http://www.w3.org", "")
+    assert (
+        len(html) < LARGEST and "<script" not in html and "://" not in html.replace("http://www.w3.org", "")
+    )
     assert repr(output).startswith("FSDP, modelled: one step of 2 ranks in 58.0 ms")
     (tmp_path / "page.html").write_text(HOLDER.format(theme="dark", output=html))
     browser.goto((tmp_path / "page.html").as_uri())
@@ -217,7 +236,10 @@ def test_the_player_answers_the_exercise_of_12(shown):
     window.locator("[data-key=bandwidth]").fill("2")
     assert window.evaluate(fastest) == exercises("12")["12.5"]["right"]
     assert window.inner_text("output >> nth=4") == "2 GB/s"
-    assert window.evaluate("step.teams.map(team => team.name.toLowerCase())") == exercises("12")["12.5"]["choices"]
+    assert (
+        window.evaluate("step.teams.map(team => team.name.toLowerCase())")
+        == exercises("12")["12.5"]["choices"]
+    )
 
 
 def test_every_still_and_every_saved_player_is_of_this_version():
@@ -253,7 +275,9 @@ STEP = {
 
 def test_a_recorded_rank_waits_for_bytes_and_for_the_rank_that_joins_last(shown):
     window = shown([STEP], source="recorded")
-    gaps = window.evaluate("figures.gaps.flat().map(g => [g.rank, g.kind, g.name, +(g.end-g.start).toFixed(3)])")
+    gaps = window.evaluate(
+        "figures.gaps.flat().map(g => [g.rank, g.kind, g.name, +(g.end-g.start).toFixed(3)])"
+    )
     assert gaps == [
         [0, "wait", "has joined the all-reduce, waits for rank 1", 0.5],
         [0, "exposed", "waits for the all-reduce", 0.2],
@@ -273,7 +297,10 @@ def test_bad_input_is_one_line():
             ("ddp", {"ranks": n}, "^ranks .* is not allowed; allowed: 2, 4, 6, 8$")
             for n in (-5, 3, 1e9, "<b>", [1], True)
         ],
-        *[("ddp", {name: float("nan")}, f"^{name} nan is not allowed; allowed: ") for name in sliders_of_the_page()],
+        *[
+            ("ddp", {name: float("nan")}, f"^{name} nan is not allowed; allowed: ")
+            for name in sliders_of_the_page()
+        ],
     ]:
         with pytest.raises(UserError, match=said):
             player(words, **options)
@@ -299,7 +326,8 @@ def test_a_recording_was_made_on_an_idle_machine(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name in RECORDED if name in MODELS and name != "zb"])  # recorded is a V
+# recorded is a V
+@pytest.mark.parametrize("name", [name for name in RECORDED if name in MODELS and name != "zb"])
 def test_a_recorded_step_takes_as_long_as_its_measured_parts_say(shown, name):
     """Within 15 %. Only a recording of an idle machine can be compared."""
     window = shown([step := recording(name)], source="recorded")
@@ -313,7 +341,8 @@ def measured(step, other) -> dict:
     kinds = {}
     for row in step["events"]:
         kinds.setdefault(row["kind"], []).append(row)
-    seconds = {kind: sum(row["end"] - row["start"] for row in rows) for kind, rows in kinds.items()}  # of all ranks
+    # of all ranks
+    seconds = {kind: sum(row["end"] - row["start"] for row in rows) for kind, rows in kinds.items()}
     ranks, pipeline = step["ranks"], "S" in kinds
     busy = 1 + other * step["end"] * ranks / (seconds["F"] + seconds["B"] + seconds["O"])
     layers = 1 + max(row.get("stage" if pipeline else "layer", 0) for row in kinds["F"])
@@ -326,7 +355,8 @@ def measured(step, other) -> dict:
     whole = 1 if step["strategy"] == "ddp" else ranks  # of the weights, which a rank updates a part of
     return {
         "strategy": step["strategy"],
-        "broken": "prefetch" if step["strategy"] == "fsdp" else None,  # with gloo, a gather blocks what computes
+        # with gloo, a gather blocks what computes
+        "broken": "prefetch" if step["strategy"] == "fsdp" else None,
         "ranks": ranks,
         "layers": layers,
         "compute": 1e3 * busy * seconds["F"] / layers,

@@ -61,7 +61,9 @@ def test_a_private_part_of_pytorch_is_still_there(name):
 def test_only_one_module_of_same_uses_private_parts():
     """Also of objects, whose class no scan can tell: any name after a dot that begins with one underscore."""
     for file in (
-        file for file in PACKAGE if file.is_relative_to("mpdemo/tools/same") and file.name != "private_torch.py"
+        file
+        for file in PACKAGE
+        if file.is_relative_to("mpdemo/tools/same") and file.name != "private_torch.py"
     ):
         text = (root() / file).read_text()
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
@@ -71,4 +73,10 @@ def test_only_one_module_of_same_uses_private_parts():
 
 def test_the_scan_sees_imports_and_attributes():
     text = "from torch._a.b import C, D\nfrom torch.x import _e\nimport torch._f, torch.nn\ntorch.cuda.memory._g()\n"
-    assert names_in(text) == {"torch._a.b.C", "torch._a.b.D", "torch.x._e", "torch._f", "torch.cuda.memory._g"}
+    assert names_in(text) == {
+        "torch._a.b.C",
+        "torch._a.b.D",
+        "torch.x._e",
+        "torch._f",
+        "torch.cuda.memory._g",
+    }

@@ -49,7 +49,11 @@ def used_in(notebook) -> set:
                 elif module.partition(".")[0] != "labs":
                     used.add((module, alias.name))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
             used.add((modules[node.value.id], node.attr))
     return used
 
@@ -65,18 +69,27 @@ def test_every_name_that_a_notebook_imports_is_public():
 def test_every_public_function_and_every_option_has_a_user():
     """A cell, a lab, a check or the list of jobs: what only tests use leaves the package."""
     pages = [*root().glob("notebooks/*.ipynb"), *root().glob("notebooks/solutions/*.ipynb")]
-    texts = ["\n".join("".join(cell["source"]) for cell in json.loads(page.read_text())["cells"]) for page in pages]
+    texts = [
+        "\n".join("".join(cell["source"]) for cell in json.loads(page.read_text())["cells"])
+        for page in pages
+    ]
     programs = [
         *root().glob("notebooks/labs/**/*.py"),
         *root().glob("notebooks/checks/*.py"),
         root() / "slurm/course.toml",
     ]
     used = "\n".join([*texts, *(program.read_text() for program in programs)])
-    functions = [name for module, name in NAMES if inspect.isfunction(getattr(import_module(f"mpdemo.{module}"), name))]
+    functions = [
+        name
+        for module, name in NAMES
+        if inspect.isfunction(getattr(import_module(f"mpdemo.{module}"), name))
+    ]
     nobody = [name for name in {*functions} - OF_SUPPORT if not re.search(rf"\b{name}\b", used)]
     options = [field.name for field in fields(Settings)]
     nobody += [
-        name for name in options if not re.search(rf"--{name.replace('_', '-')}\b|\b{name}=", used) and name not in KEPT
+        name
+        for name in options
+        if not re.search(rf"--{name.replace('_', '-')}\b|\b{name}=", used) and name not in KEPT
     ]
     assert not nobody, f"{nobody}: no cell, lab or check uses them; take them out"
 
@@ -87,7 +100,9 @@ def callables_of(thing) -> list:
         return [thing] if callable(thing) else []
     own = [member for name, member in vars(thing).items() if not name.startswith("_") or name == "__init__"]
     own = [member.fget if isinstance(member, property) else member for member in own]
-    return [member for member in own if inspect.isfunction(member) and member.__module__ == thing.__module__]
+    return [
+        member for member in own if inspect.isfunction(member) and member.__module__ == thing.__module__
+    ]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
@@ -112,5 +127,7 @@ def test_a_public_name_has_type_hints_and_its_docstring_names_every_parameter(mo
 def test_importing_mpdemo_loads_no_other_module_of_it():
     code = "import sys, mpdemo; print(*[name for name in sys.modules if name.startswith(('mpdemo.', 'torch'))])"
     code += "; mpdemo.predict.simulate; assert 'torch' not in sys.modules; mpdemo.nothing"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root(), capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "\n" and "module 'mpdemo' has no attribute 'nothing'" in done.stderr, done.stderr

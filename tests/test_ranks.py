@@ -78,7 +78,9 @@ def test_an_all_reduce_is_printed_in_order_of_rank(kernel):
 
 
 def test_one_thread_per_rank_a_value_is_shown_and_warnings_keep_their_place(kernel):
-    cell = "%%ranks\nimport sys\nprint('a\\nb')\nprint('c', file=sys.stderr)\n(rank, torch.get_num_threads())"
+    cell = (
+        "%%ranks\nimport sys\nprint('a\\nb')\nprint('c', file=sys.stderr)\n(rank, torch.get_num_threads())"
+    )
     expected = [f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("a", "b", "c", f"({rank}, 1)")]
     assert kernel.run(cell) == "".join(expected)
     assert kernel.run("%%ranks\nrank;") == ""
@@ -96,7 +98,10 @@ def test_errors_name_rank_and_line_and_the_cell_fails(kernel):
     printed = "[rank 0] fine\n[rank 1] ValueError: no such  (line 3)\n"
     assert kernel.run(cell) == printed + "CellFailed: the cell failed on rank 1; see above"
     both = "".join(f"[rank {rank}] ZeroDivisionError: division by zero  (line 2)\n" for rank in (0, 1))
-    assert kernel.run("%%ranks --expect-error\n1 / 0") == both + "the cell failed on ranks 0 and 1; see above\n"
+    assert (
+        kernel.run("%%ranks --expect-error\n1 / 0")
+        == both + "the cell failed on ranks 0 and 1; see above\n"
+    )
     assert kernel.run("%%ranks\nx = = 3") == "CellFailed: SyntaxError: invalid syntax  (line 2)"
     assert "no rank failed" in kernel.run("%%ranks --expect-error\npass")
     assert "there is no rank 7; there are: 0 to 1" in kernel.run("%%ranks 7\npass")
@@ -140,7 +145,9 @@ def test_once_a_rank_has_failed_the_others_have_two_seconds(kernel):
 def test_a_page_shows_what_ranks_print_while_they_run_and_what_is_waited_for(kernel, tmp_path):
     """The kernel prints the same as without a page; nothing of the display is left at the end."""
     page = {"JPY_SESSION_NAME": "a.ipynb", "MPDEMO_ROOT": str(tmp_path)}
-    kernel.run(f"import os\nfrom mpdemo import front_end\n{START}\nos.environ |= {page}\nfront_end.AFTER = 0.5")
+    kernel.run(
+        f"import os\nfrom mpdemo import front_end\n{START}\nos.environ |= {page}\nfront_end.AFTER = 0.5"
+    )
     printed = kernel.run("%%ranks\nimport time\nprint('first')\ntime.sleep(2)\nprint('second')")
     first = "[rank 0] first\n[rank 1] first\n"
     assert printed == "".join(f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("first", "second"))
@@ -271,8 +278,12 @@ def test_a_wrong_program_is_told_why(program, errors):
 
 
 def test_a_right_program_prints_and_returns_and_may_write_files_and_make_its_own_group():
-    assert run_program("print('hi', rank)\n" + MEAN, TEST, 3) == [(f"hi {rank}\n", [1.0], None) for rank in range(3)]
-    program = "from pathlib import Path\ndist.init_process_group('gloo')\nPath(str(rank)).touch()\ndist.barrier()"
+    assert run_program("print('hi', rank)\n" + MEAN, TEST, 3) == [
+        (f"hi {rank}\n", [1.0], None) for rank in range(3)
+    ]
+    program = (
+        "from pathlib import Path\ndist.init_process_group('gloo')\nPath(str(rank)).touch()\ndist.barrier()"
+    )
     test = "import os\nsorted(os.listdir()), os.environ['LOCAL_RANK']"
     results = run_program(program, test, 3, group=False, files={"data": b"x"}, per_node=2)
     assert [value for _, value, _ in results] == [(["0", "1", "2", "data"], local) for local in "010"]

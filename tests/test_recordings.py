@@ -20,10 +20,14 @@ def test_a_recording_under_load_is_refused_or_marked(monkeypatch):
     monkeypatch.setattr(lab, "record", lambda trial: [step | {"delay": next(tries)}])
     found = lab.recorded(world, "1f1b", (), under_load=False)
     assert (found["strategy"], found["delay"], found["under_load"]) == ("1f1b", 0.04, False)
-    with pytest.raises(UserError, match="other processes had a rank's core for 20% of a step of 1f1b; at most 5%"):
+    with pytest.raises(
+        UserError, match="other processes had a rank's core for 20% of a step of 1f1b; at most 5%"
+    ):
         lab.recorded(world, "1f1b", (), under_load=False)
     found = lab.recorded(world, "1f1b", (), under_load=True)
-    assert found["under_load"] and found["note"].startswith("A trial recording, made while other processes ran")
+    assert found["under_load"] and found["note"].startswith(
+        "A trial recording, made while other processes ran"
+    )
     monkeypatch.setattr(lab, "record", lambda trial: [step | {"delay": float("nan")}])
     with pytest.raises(UserError, match="nan"):
         lab.recorded(world, "1f1b", (), under_load=False)
@@ -37,7 +41,9 @@ def test_there_is_a_recording_of_each_strategy():
 def test_a_recording_is_small_says_where_it_was_made_and_explains_nearly_all_of_its_step(file):
     step = json.loads(file.read_text())
     assert file.stat().st_size < 60_000
-    assert step["machine"] in step["note"] and step["date"] in step["note"] and step["version"] in step["note"]
+    assert (
+        step["machine"] in step["note"] and step["date"] in step["note"] and step["version"] in step["note"]
+    )
     assert step["under_load"] == (step["delay"] > lab.MOST * step["end"])
     rows = step["events"] + waiting(step["events"])
     for rank in range(step["ranks"]):
@@ -47,4 +53,6 @@ def test_a_recording_is_small_says_where_it_was_made_and_explains_nearly_all_of_
         assert min(map(min, step["memory"][rank])) >= 0 and len(step["memory"][rank]) > 50
     kinds = {row["kind"] for row in step["events"]}
     wanted = {"ddp": "A", "tp": "A", "fsdp": "GR", lab.PUZZLE: "GR"}.get(file.stem, "S")
-    assert kinds >= {"F", "O", *wanted} and all("bytes" in row for row in step["events"] if row["lane"] == "comm")
+    assert kinds >= {"F", "O", *wanted} and all(
+        "bytes" in row for row in step["events"] if row["lane"] == "comm"
+    )

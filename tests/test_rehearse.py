@@ -18,7 +18,9 @@ def same_as_real(folder, mesh):
     for rank in (0, world - 1):
         peak, calls = torch.load(folder / f"counted-{rank}.pt")
         alone, own = rehearsed(folder, flags, world, rank)
-        print(f"{mesh}, rank {rank}: {len(calls)} calls, {sum(call[2] for call in calls)} bytes; peak {peak}, {alone}")
+        print(
+            f"{mesh}, rank {rank}: {len(calls)} calls, {sum(call[2] for call in calls)} bytes; peak {peak}, {alone}"
+        )
         assert own == calls and len(calls) > 20
         assert alone == pytest.approx(peak, rel=0.05)
 

@@ -29,7 +29,11 @@ def both_norms(rung, **more):
 
 
 ONE = {"form": "one-process"}
-CUTS = {"model_parallel": "block.3", "pipeline": "block.1,block.3,block.5", "hybrid": "block.1,block.3,block.5"}
+CUTS = {
+    "model_parallel": "block.3",
+    "pipeline": "block.1,block.3,block.5",
+    "hybrid": "block.1,block.3,block.5",
+}
 TINY = {"model": "transformer", "image_size": 14}  # 4 tokens
 SMALL = {"model": "transformer", "batch_size": 8}
 TWO = [
@@ -58,7 +62,10 @@ THREE = [  # the least with a device between the first and the last
     case("pipeline", **TINY, schedule="ZBVZeroBubble", microbatches=6),
 ]
 FOUR = [  # hybrid: 2 replicas of 2 devices
-    *(case("hybrid", "toy", schedule=name, microbatches=2) for name in ("Interleaved1F1B", "ZBVZeroBubble")),
+    *(
+        case("hybrid", "toy", schedule=name, microbatches=2)
+        for name in ("Interleaved1F1B", "ZBVZeroBubble")
+    ),
     case("hybrid", "convnet", "batch", schedule="1F1B", microbatches=3, cut="layer2"),
     case("hybrid", **TINY, schedule="InterleavedZeroBubble", microbatches=2, batch_size=8),
     case("hybrid", **TINY, schedule="1F1B", microbatches=2, batch_size=8, sharded=True),
@@ -76,7 +83,9 @@ MORE = {  # by processes, and only in `make nightly`: the other models, cuts and
         case("model_parallel", "transformer", cut="block.5"),
         case("pipeline", "transformer", **ONE, microbatches=3, devices=3, batch_size=12),
         *both_norms("pipeline", schedule="GPipe", microbatches=2),
-        case("pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="layer3.0"),
+        case(
+            "pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="layer3.0"
+        ),
         case("pipeline", "resnet18", "group", schedule="ZBVZeroBubble", microbatches=4, batch_size=16),
         *(case("pipeline", "toy", schedule=name, microbatches=4) for name in SCHEDULES[2:]),
         case("pipeline", "transformer", schedule="1F1B", microbatches=4),
@@ -89,7 +98,10 @@ MORE = {  # by processes, and only in `make nightly`: the other models, cuts and
     4: [
         case("hybrid", "toy", schedule="GPipe", microbatches=2),
         case("hybrid", "transformer", schedule="1F1B", microbatches=2, cut="block.2", batch_size=8),
-        *(case("hybrid", "toy", schedule=name, microbatches=2, sharded=True) for name in ("GPipe", "Interleaved1F1B")),
+        *(
+            case("hybrid", "toy", schedule=name, microbatches=2, sharded=True)
+            for name in ("GPipe", "Interleaved1F1B")
+        ),
     ],
     6: [  # 2 x 3 and 3 x 2
         case("hybrid", "toy", schedule="1F1B", microbatches=3, cut="linear1,linear2"),
@@ -105,7 +117,9 @@ def each_case():
     for when, worlds in CASES.items():
         for world, cases in worlds.items():
             for number, settings in enumerate(cases):
-                shown = {k: v for k, v in settings.items() if k not in ("norm", "batch_size", "optimizer", "lr")}
+                shown = {
+                    k: v for k, v in settings.items() if k not in ("norm", "batch_size", "optimizer", "lr")
+                }
                 name = " ".join(map(str, (world, *shown.values(), settings["norm"])))
                 marks = pytest.mark.nightly if when == "nightly" else ()
                 yield pytest.param(when, world, number, id=name, marks=marks)
@@ -145,7 +159,9 @@ def test_neighbours_differ_by_the_lesson():
     """The difference of two files is what the course teaches: it must stay short enough to read."""
     for one, other, most in (("single", "ddp", 16), ("ddp", "fsdp", 24)):
         files = [str(source() / f"mpdemo/rungs/{name}.py") for name in (one, other)]
-        done = subprocess.run(["git", "diff", "--no-index", "--numstat", *files], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "diff", "--no-index", "--numstat", *files], capture_output=True, text=True
+        )
         assert sum(map(int, done.stdout.split()[:2])) <= most, done.stdout
     for rung in RUNGS:
         lines = len((source() / f"mpdemo/rungs/{rung}.py").read_text().splitlines())
@@ -155,16 +171,37 @@ def test_neighbours_differ_by_the_lesson():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"rung": "hybrid", "schedule": "ZBVZeroBubble", "sharded": True}, "--sharded does not go with --schedule ZBV"),
-        ({"rung": "hybrid", "replicas": 1, "sharded": True}, "--sharded divides stages among replicas; allowed: --rep"),
+        (
+            {"rung": "hybrid", "schedule": "ZBVZeroBubble", "sharded": True},
+            "--sharded does not go with --schedule ZBV",
+        ),
+        (
+            {"rung": "hybrid", "replicas": 1, "sharded": True},
+            "--sharded divides stages among replicas; allowed: --rep",
+        ),
         ({"rung": "pipeline", "sharded": True}, "--sharded belongs to rung hybrid alone"),
-        ({"rung": "hybrid", "form": "one-process"}, "rung hybrid has no form 'one-process'; allowed: per-device"),
-        ({"rung": "fsdp", "batch_size": 15}, "does not divide by 2 devices; allowed: a multiple of 2, such as 14"),
-        ({"rung": "tensor", "model": "convnet"}, "splits the layers of --model transformer alone, not of convnet"),
+        (
+            {"rung": "hybrid", "form": "one-process"},
+            "rung hybrid has no form 'one-process'; allowed: per-device",
+        ),
+        (
+            {"rung": "fsdp", "batch_size": 15},
+            "does not divide by 2 devices; allowed: a multiple of 2, such as 14",
+        ),
+        (
+            {"rung": "tensor", "model": "convnet"},
+            "splits the layers of --model transformer alone, not of convnet",
+        ),
         ({"rung": "tensor", "replicas": 2}, "--replicas belongs to rung hybrid alone"),
         ({"rung": "tensor", "timeline": True}, "--timeline records rungs"),
-        ({"rung": "model_parallel", "microbatches": 2}, "takes no --microbatches 2: with them it is rung pipeline"),
-        ({"rung": "pipeline", "model": "convnet"}, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
+        (
+            {"rung": "model_parallel", "microbatches": 2},
+            "takes no --microbatches 2: with them it is rung pipeline",
+        ),
+        (
+            {"rung": "pipeline", "model": "convnet"},
+            "4 stages do not fit a model of 3 blocks; allowed: 1 to 3",
+        ),
     ],
 )
 def test_refused(words, said):
@@ -176,10 +213,22 @@ def test_refused(words, said):
 @pytest.mark.parametrize(
     ("rung", "processes", "said"),
     [
-        ("ddp", None, "and this is one alone; start them by torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs"),
+        (
+            "ddp",
+            None,
+            "and this is one alone; start them by torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs",
+        ),
         ("hybrid", None, "torchrun --standalone --nproc-per-node 4 -m mpdemo.rungs.hybrid"),
-        ("hybrid", 5, "5 processes do not make 2 replicas of 2 or more devices each; allowed: a multiple of 2 from 4"),
-        ("data_parallel", 2, "was started as 2 processes; start 1 .and say --devices for how many devices it drives"),
+        (
+            "hybrid",
+            5,
+            "5 processes do not make 2 replicas of 2 or more devices each; allowed: a multiple of 2 from 4",
+        ),
+        (
+            "data_parallel",
+            2,
+            "was started as 2 processes; start 1 .and say --devices for how many devices it drives",
+        ),
         ("single", 2, "was started as 2 processes; start 1$"),
         ("tensor", 4, "6 heads do not divide by 4 processes; allowed: 2, 3, 6"),
     ],

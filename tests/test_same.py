@@ -22,7 +22,7 @@ from torch.nn import functional
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.tools.same import NotTheSame, causes, command, resume, steps, verdict
-from mpdemo.tools.same.compare import TABLE, Finding
+from mpdemo.tools.same.finding import TABLE, Finding
 from mpdemo.tools.same.mpdemo_watcher import chance
 from mpdemo.tools.same.mpdemo_watcher.rows import rows_of
 from mpdemo.tools.same.watcher import Watcher
@@ -65,7 +65,11 @@ BY_NAME += '\n        safetensors.torch.save_file(tensors=state["model"], filena
 DIVIDED = ("args.batch_size // world //", "args.batch_size //")
 ONE_ORDER = LOADER.replace("=sampler", "=sampler if world > 1 else None, shuffle=world == 1")
 AUGMENT = ("def data():", AUGMENTED, "random_split(TensorDataset(x", "random_split(Augmented(x")
-BY_NUMPY = ("def data():", AUGMENTED.replace("torch.randn(8)", "np.random.randn(8).astype('f')"), *AUGMENT[2:])
+BY_NUMPY = (
+    "def data():",
+    AUGMENTED.replace("torch.randn(8)", "np.random.randn(8).astype('f')"),
+    *AUGMENT[2:],
+)
 BY_NUMPY += ("import torch\n", "import numpy as np\nimport torch\n")
 CONTEXT = "\n    torch.distributed.device_mesh.init_device_mesh('cpu', (world,), mesh_dim_names=('cp',))"
 CONTEXT += "\n    part_of = lambda x: x.unflatten(1, (2, 4))[:, rank::world]"
@@ -75,7 +79,12 @@ WHOLE = (
     "time, noise = torch.rand(len(x), 1), torch.randn_like(x)",
     "time, noise = torch.rand(64, 1)[rank::world], torch.randn(64, 20)[rank::world]",
 )
-MEAN = ('reduction="sum"', 'reduction="mean"', "model(**batch) / terms * dist.get_world_size()", "model(**batch)")
+MEAN = (
+    'reduction="sum"',
+    'reduction="mean"',
+    "model(**batch) / terms * dist.get_world_size()",
+    "model(**batch)",
+)
 UNUSED = (
     DDP,
     DDP.replace("()", "(), find_unused_parameters=True"),
@@ -102,7 +111,10 @@ GATHERED = """whole = [torch.zeros_like(own) for _ in range(world)]
         whole = torch.cat(whole)"""
 KEEPS = "                before = [p.detach().clone() for p in model.parameters()]\n                optimizer.step()\n"
 KEEPS += "                [p.data.copy_(old) for p, old in zip(model.parameters(), before)]\n"
-MODEL, SUM = "model = DistributedDataParallel(net)", "            [dist.all_reduce(p.grad) for p in net.parameters()]\n"
+MODEL, SUM = (
+    "model = DistributedDataParallel(net)",
+    "            [dist.all_reduce(p.grad) for p in net.parameters()]\n",
+)
 HOOKED = "\nmodel.register_comm_hook(None, bf16_compress_hook)"
 REPLICAS = (
     "manual_seed(0)",
@@ -118,19 +130,34 @@ STEP = "            optimizer.step()\n"
 BACKWARD = "            loss.backward()\n"
 EXTRA = (DDP, DDP + "\n    extra = nn.Linear(8, 4)")  # rank by rank other weights
 SCORE = (BACKWARD, "            score = (extra(x).argmax(1) == y).float().mean()\n" + BACKWARD)
-TAUGHT = (BACKWARD, "            loss = loss + nn.functional.mse_loss(model(x), extra(x).detach())\n" + BACKWARD)
+TAUGHT = (
+    BACKWARD,
+    "            loss = loss + nn.functional.mse_loss(model(x), extra(x).detach())\n" + BACKWARD,
+)
 FROZEN = "net[0].requires_grad_(False)\nmodel = DistributedDataParallel(net)\ntorch.manual_seed(rank)\n"
 FROZEN += "nn.init.normal_(net[0].weight)"
 ON_META = DDP + "\n    with torch.device('meta'):\n        Net()(torch.randn(2, 8))"
 BY_HAND_TOO = STEP + "            with torch.no_grad():\n"
-BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
+BY_HAND_TOO += (
+    "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
+)
 RELU = "self.norm(self.inside(x)).relu()"
 ATTENTION = f"nn.functional.scaled_dot_product_attention(*[{RELU}[:, None]] * 3, dropout_p=0.5).flatten(1)"
 DROPPED = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.Dropout(0.5))")
-IN_SEQUENCE = (*ALIKE, RELU, f"nn.functional.dropout({RELU}, 0.5)", *DIVIDED, "Linear(8, 16)", "Linear(4, 16)")
+IN_SEQUENCE = (
+    *ALIKE,
+    RELU,
+    f"nn.functional.dropout({RELU}, 0.5)",
+    *DIVIDED,
+    "Linear(8, 16)",
+    "Linear(4, 16)",
+)
 IN_SEQUENCE += ("model.module(x)", "model.module(x.unflatten(1, (2, 4)))")
 IN_SEQUENCE += (SAMPLER, SAMPLER.replace("train,", "train, 1, 0,") + CONTEXT)
-IN_SEQUENCE += (LOSS, LOSS.replace("model(x), y", "model(part_of(x)).flatten(0, 1), y.repeat_interleave(2 // world)"))
+IN_SEQUENCE += (
+    LOSS,
+    LOSS.replace("model(x), y", "model(part_of(x)).flatten(0, 1), y.repeat_interleave(2 // world)"),
+)
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
 BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
@@ -138,7 +165,10 @@ EACH, ONE_BY_ONE = (
     "        for k, (x, y) in enumerate(loader, 1):\n",
     "        batches = iter(loader)\n        for k in range(1, len(loader) + 1):\n            x, y = next(batches)\n",
 )
-OF_ALL = "    signal.signal", "    assert len(loader) == len(train) // (part * world) == 14\n    signal.signal"
+OF_ALL = (
+    "    signal.signal",
+    "    assert len(loader) == len(train) // (part * world) == 14\n    signal.signal",
+)
 SYNCED = (
     "nn.GroupNorm(2, 8)",
     "nn.BatchNorm2d(8)",
@@ -146,9 +176,14 @@ SYNCED = (
     "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n    model = Dist",
 )
 OF_ONE = STEP + "            if rank == 0 and k == 3:\n                dist.all_reduce(torch.zeros(5))\n"
-AVERAGE = (DDP, DDP + "\n    average = {n: p.detach().clone() for n, p in model.module.named_parameters()}", STEP)
+AVERAGE = (
+    DDP,
+    DDP + "\n    average = {n: p.detach().clone() for n, p in model.module.named_parameters()}",
+    STEP,
+)
 AVERAGE += (
-    STEP + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
+    STEP
+    + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
 )
 LATE = (DDP, "net = Net()\n    net.inside.requires_grad_(False)\n    model = DistributedDataParallel(net)")
 LATE += ("        total = torch", "        net.inside.requires_grad_(epoch == 4)\n        total = torch")
@@ -157,7 +192,14 @@ RIGHT = {
     "functions": ("", "plain.py"),
     "accumulation, no seed": ("", "plain.py --accumulate 2", SEED, ""),
     "arguments by place": ("", "plain.py --batch-size {16}", LOSS, BY_PLACE, *DIVIDED),
-    "arguments by name": ("", "plain.py", SAVE, BY_NAME, "import torch\n", "import safetensors.torch\nimport torch\n"),
+    "arguments by name": (
+        "",
+        "plain.py",
+        SAVE,
+        BY_NAME,
+        "import torch\n",
+        "import safetensors.torch\nimport torch\n",
+    ),
     "FSDP2 as a class": ("", "sharded.py --accumulate 2"),
     "HSDP": ("", "sharded.py --how hsdp --accumulate 2"),
     "tensor parallel": ("", "sharded.py --how tensor"),
@@ -195,11 +237,21 @@ RIGHT = {
 FAULTS = {
     "same random numbers (dropout of attention)": ("plain.py", RELU, ATTENTION, *ALIKE),
     "same random numbers (data)": ("plain.py", *AUGMENT, *ALIKE),
-    "same random numbers (data of workers, NumPy)": ("plain.py", *BY_NUMPY, *ALIKE, "part, ", "part, num_workers=2, "),
+    "same random numbers (data of workers, NumPy)": (
+        "plain.py",
+        *BY_NUMPY,
+        *ALIKE,
+        "part, ",
+        "part, num_workers=2, ",
+    ),
     "no sampler": ("plain.py", LOADER, "loader = DataLoader(train, part, shuffle=True)"),
     "no set_epoch": ("plain.py", "        sampler.set_epoch(epoch)\n", ""),
     "another order per rank": ("plain.py", SAMPLER, "sampler = DistributedSampler(train, seed=rank)"),
-    "another order per rank, trained and validated": ("plain.py", SPLIT, SPLIT.replace("1)", "1 + dist.get_rank())")),
+    "another order per rank, trained and validated": (
+        "plain.py",
+        SPLIT,
+        SPLIT.replace("1)", "1 + dist.get_rank())"),
+    ),
     "another order per rank, trained and validated (no seed)": ("plain.py", SPLIT, "", SEED, ""),
     "batch not divided": ("plain.py", *DIVIDED),
     "unequal steps": ("plain.py", SAMPLER, SHORT),
@@ -222,7 +274,11 @@ FAULTS = {
     "loss of one rank": ("plain.py", SHOWN, "shown = total"),
     "loss summed": ("plain.py", "return value / dist.get_world_size()", "return value"),
     "not finite": ("plain.py", LOSS, LOSS + " / 0"),
-    "same file from every rank": ("plain.py", SHOWN, SHOWN + "\n        print(shown, file=open('log.txt', 'a'))"),
+    "same file from every rank": (
+        "plain.py",
+        SHOWN,
+        SHOWN + "\n        print(shown, file=open('log.txt', 'a'))",
+    ),
     "parameters without gradient": ("plain.py", *UNUSED),
     "parameters in no optimizer": ("plain.py", "AdamW(model.", "AdamW(model.module.out."),
     "every gradient zero": ("plain.py", LOSS, LOSS + " * 0"),
@@ -247,7 +303,11 @@ FAULTS = {
     "learning rate changes": ("plain.py", "lr=0.01", "lr=0.01 * world"),
     "fails with several": ("plain.py", SHOWN, SHOWN + "\n        assert world == 1, 'only one process'"),
     "learning rates differ": ("plain.py", "lr=0.01", "lr=0.01 * (1 + rank)"),
-    "scheduler steps once per process": ("plain.py", "schedule.step()", "[schedule.step() for _ in range(world)]"),
+    "scheduler steps once per process": (
+        "plain.py",
+        "schedule.step()",
+        "[schedule.step() for _ in range(world)]",
+    ),
     "a rank leaves early": (
         "plain.py",
         "            if stopped:",
@@ -262,11 +322,21 @@ FAULTS = {
     "copy of the weights differs": ("plain.py", *AVERAGE),
     "unfrozen after wrapping": ("plain.py", *LATE),
     "no weight changes": ("plain.py", STEP.replace("    optimizer", "        optimizer"), KEEPS),
-    "module over the batch": ("plain.py", "nn.LayerNorm(16)", "OverBatch()", "class Net", OVER_BATCH + "class Net"),
+    "module over the batch": (
+        "plain.py",
+        "nn.LayerNorm(16)",
+        "OverBatch()",
+        "class Net",
+        OVER_BATCH + "class Net",
+    ),
     "no sampler (of a stream)": ("styles.py --style stream", "number % world == rank", "number >= 0"),
     "gradients summed (by hand)": ("styles.py --style plain", MODEL, "model = net", STEP, SUM + STEP),
     "gradients compressed": ("styles.py --style plain", "import argparse\n", HOOK, MODEL, MODEL + HOOKED),
-    "gathered without gradient": ("styles.py --style contrast", "whole = torch.cat(all_gather(own))", GATHERED),
+    "gathered without gradient": (
+        "styles.py --style contrast",
+        "whole = torch.cat(all_gather(own))",
+        GATHERED,
+    ),
     "gradient cut off (before what is compiled)": ("sharded.py --how words", *COMPILED),
     "gradient cut off (detached)": ("sharded.py --how words", "x.clone()", DETACHED),
     "parameters outside the wrapper": (
@@ -289,9 +359,18 @@ PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
 ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
 SAVE_EPOCH, SAVE_STOPPED = "schedule, epoch + 1, 0)", "schedule, epoch, k)"
-FROM_RESUME = (SAVE_EPOCH, "schedule, epoch - first + 2, 0)", SAVE_STOPPED, "schedule, epoch - first + 1, k)")
+FROM_RESUME = (
+    SAVE_EPOCH,
+    "schedule, epoch - first + 2, 0)",
+    SAVE_STOPPED,
+    "schedule, epoch - first + 1, k)",
+)
 RESUMED = ("stopped = []", 'stopped, resumed = [], os.path.exists("last.pt")')
-ONCE = (*RESUMED, "if dist.get_rank() == 0:\n        state", "if dist.get_rank() == 0 and not resumed:\n        state")
+ONCE = (
+    *RESUMED,
+    "if dist.get_rank() == 0:\n        state",
+    "if dist.get_rank() == 0 and not resumed:\n        state",
+)
 WARNED = "                save(model, optimizer, schedule, epoch, k)\n"
 WARNED_ONCE = (*RESUMED, WARNED, WARNED.replace("save(", "resumed or save("))
 RESUMES = {
@@ -305,9 +384,22 @@ RESUMES = {
     "does not resume": ("", "plain.py", 'if os.path.exists("last.pt")', "if False"),
     "no checkpoint": ("", "plain.py", "if dist.get_rank() == 0", "if False"),
     "order restarts of a second resume": ("in the second resume after SIGKILL", "plain.py", *FROM_RESUME),
-    "no checkpoint of a first resume": ("SIGKILL stops it after step 17: the second begins", "plain.py", *ONCE),
-    "no checkpoint of a first resume that is warned": ("SIGTERM stops it after step 17", "plain.py", *WARNED_ONCE),
-    " of a script that saves nothing when it is warned": ("SIGTERM saves nothing: 3 steps", "plain.py", WARNED, ""),
+    "no checkpoint of a first resume": (
+        "SIGKILL stops it after step 17: the second begins",
+        "plain.py",
+        *ONCE,
+    ),
+    "no checkpoint of a first resume that is warned": (
+        "SIGTERM stops it after step 17",
+        "plain.py",
+        *WARNED_ONCE,
+    ),
+    " of a script that saves nothing when it is warned": (
+        "SIGTERM saves nothing: 3 steps",
+        "plain.py",
+        WARNED,
+        "",
+    ),
     "printed loss differs": ("", "plain.py", " and not skip", ""),
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
     "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer"), ""),
@@ -354,7 +446,14 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
 }
 ZOO = SCRIPTS / "zoo"
 BUGS = sorted(path.stem for path in ZOO.glob("*.py") if path.stem != "common")
-BUGS_BY_DAY = {"clip_gather", "late_adapter", "loss_times_ranks", "no_set_epoch", "same_dropout", "same_noise"}
+BUGS_BY_DAY = {
+    "clip_gather",
+    "late_adapter",
+    "loss_times_ranks",
+    "no_set_epoch",
+    "same_dropout",
+    "same_noise",
+}
 BUGS_BY_DAY |= {"tokens_per_rank"}
 
 
@@ -401,7 +500,8 @@ def planted(script, *changes) -> str:
 @pytest.fixture
 def judge(watcher, tmp_path, monkeypatch):
     """Plant changes in a script; return the names of what is found, and the verdict."""
-    folder = tmp_path / "not" / "too" / "near" / "project"  # what lies beside the folders above it is linked
+    # what lies beside the folders above it is linked
+    folder = tmp_path / "not" / "too" / "near" / "project"
     folder.mkdir(parents=True)
     beside = {"digits.npz", "gpt.py", "job.py", "text.txt"}  # what the scripts to take home read or import
     for name in beside:
@@ -604,7 +704,11 @@ def test_the_exit_status_tells_three_verdicts(shared, capsys, option):
     assert sentence in capsys.readouterr().out
     found = json.loads(Path("found.json").read_text())
     assert found["same"] == (status == 0) and found["format"] == 1
-    assert found["versions"]["torch"] == torch.__version__ and found["versions"].keys() == {"mpdemo", "torch", "python"}
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"].keys() == {
+        "mpdemo",
+        "torch",
+        "python",
+    }
 
 
 def test_a_call_returns_what_json_has_or_raises_what_was_found(same, shared):
@@ -632,7 +736,10 @@ def test_what_is_accepted_is_printed_with_its_reason_and_does_not_fail(shared, c
     assert command.main(parsed("--strict", "train.py")) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "NOT the same training, as same.toml accepts loss of one rank: " in said
-    assert "Accepted (S402): one loss is enough" in said and "accepts S501, which is not found any more" in said
+    assert (
+        "Accepted (S402): one loss is enough" in said
+        and "accepts S501, which is not found any more" in said
+    )
 
 
 PIPE = "a pipe"
@@ -739,7 +846,9 @@ CALLS = [  # function, its arguments by place and by name, what is noted, those 
 
 
 @pytest.mark.parametrize(("name", "args", "options", "noted", "off"), CALLS)
-def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypatch, name, args, options, noted, off):
+def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(
+    monkeypatch, name, args, options, noted, off
+):
     notes, function = [], getattr(functional, name)
     monkeypatch.setattr(chance, "note_once", lambda _, kind: notes.append(kind))
     monkeypatch.setitem(chance.ORDER, "without", ["dropout", "batchnorm"])
@@ -783,7 +892,10 @@ def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     monkeypatch.setattr(chance, "note_once", lambda *_: None)
     monkeypatch.setitem(chance.ORDER, "without", ["batchnorm"])
     norm = chance.switched(functional.batch_norm, *chance.SWITCHES["batch_norm"])
-    x, options = 100 * torch.randn(6, 2, 3, 3), STATISTICS | {"weight": ONES, "bias": ONES, "training": True}
+    x, options = (
+        100 * torch.randn(6, 2, 3, 3),
+        STATISTICS | {"weight": ONES, "bias": ONES, "training": True},
+    )
     assert torch.equal(norm(x, **options)[:2], norm(x[:2], **options))
     assert norm(x, **options).flatten(1).std(1, correction=0).tolist() == pytest.approx([1] * 6, abs=1e-3)
     one = torch.randn(6, 1)
@@ -793,12 +905,16 @@ def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
 def test_a_printed_loss_is_as_exact_as_its_last_digit(tmp_path):
     (tmp_path / "0.out").write_text("loss: 0.123\ntrain_loss=1.23e-04, loss 1.23e+02\n")
     wanted = [("loss", 0.123, 6e-4), ("train_loss", 1.23e-4, 6e-7), ("loss", 123.0, 0.6)]
-    assert Rank(tmp_path, 0).printed() == [(name, value, pytest.approx(half)) for name, value, half in wanted]
+    assert Rank(tmp_path, 0).printed() == [
+        (name, value, pytest.approx(half)) for name, value, half in wanted
+    ]
 
 
 def state(folder) -> dict:
     """Return each file of a folder with its content and time."""
-    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+    return {
+        path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")
+    }
 
 
 BAD = {  # arguments: what the line says
@@ -848,9 +964,13 @@ def test_a_script_that_is_not_distributed_is_told_so_and_nothing_else(watcher, t
 
 def test_the_weights_by_which_gradients_make_another_one_are_found():
     """A mean over unequal counts is a weighted mean of the ranks'; what is over the batch is none."""
-    a, b = ({name: [1.0, torch.randn(()).item(), torch.randn(()).item(), ""] for name in "xyz"} for _ in range(2))
+    a, b = (
+        {name: [1.0, torch.randn(()).item(), torch.randn(()).item(), ""] for name in "xyz"}
+        for _ in range(2)
+    )
     mean = {
-        name: [1.0, *(0.6 * p + 0.4 * q for p, q in zip(a[name][1:3], b[name][1:3], strict=True)), ""] for name in a
+        name: [1.0, *(0.6 * p + 0.4 * q for p, q in zip(a[name][1:3], b[name][1:3], strict=True)), ""]
+        for name in a
     }
     weights, left = causes.weights_of([a, b], mean)
     assert weights == pytest.approx([0.6, 0.4]) and left < 1e-9
@@ -899,7 +1019,11 @@ subprocess.Popen(["sleep", "SECONDS"], start_new_session=True)
 
 def sleeping(seconds) -> list:
     """Return the processes that sleep so long."""
-    return [process for process in psutil.process_iter(["cmdline"]) if seconds in (process.info["cmdline"] or [])]
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if seconds in (process.info["cmdline"] or [])
+    ]
 
 
 def test_a_process_that_a_script_detaches_is_ended_before_the_next_run(watcher, tmp_path, monkeypatch):
@@ -912,7 +1036,9 @@ def test_a_process_that_a_script_detaches_is_ended_before_the_next_run(watcher, 
 def test_a_script_that_kills_its_parent_is_told_so_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(LEAVES.replace("SECONDS", "97532") + "os.kill(os.getppid(), 9)")
-    with pytest.raises(UserError, match="SIGKILL has ended the process that starts the ranks: the script kills"):
+    with pytest.raises(
+        UserError, match="SIGKILL has ended the process that starts the ranks: the script kills"
+    ):
         command.main(parsed("train.py"))
     assert not sleeping("97532")
 
@@ -924,11 +1050,15 @@ def test_what_a_script_prints_is_cleaned_where_it_is_told():
 
 
 def test_ranks_that_share_one_model_sum_no_gradients():
-    names = [steps.multiple(times, SimpleNamespace(replicas=range(n))) for n, times in ((2, 2.0), (2, 0.5), (1, 1.0))]
+    names = [
+        steps.multiple(times, SimpleNamespace(replicas=range(n)))
+        for n, times in ((2, 2.0), (2, 0.5), (1, 1.0))
+    ]
     assert names == ["gradients summed", "gradients divided twice", ""]
 
 
-CUTS = [  # largest gradients in three steps, with one process and in each of two ranks: whether nothing arrives
+# largest gradients in three steps, with one process and in each of two ranks: whether nothing arrives
+CUTS = [
     ((1, 1, 1), (0, 0, 0), (0, 0, 0), True),
     ((0, 1, 1), (0, 0, 0), (0, 0, 0), True),  # behind a layer that begins with zeros
     ((1, 1, 1), (0, 0, 1e-30), (0, 0, 0), False),
@@ -948,7 +1078,11 @@ def test_a_gradient_is_cut_off_if_it_is_zero_in_all_steps_of_all_ranks(one, firs
         return SimpleNamespace(steps=list(zip(*of_ranks, strict=True)), processes=len(ranks))
 
     found = steps.cut_off(world(one), world(first, second))
-    assert found is None if not is_cut else found.name == "gradient cut off" and "gradient of b is" in found.what
+    assert (
+        found is None
+        if not is_cut
+        else found.name == "gradient cut off" and "gradient of b is" in found.what
+    )
 
 
 def test_each_finding_has_a_code_of_its_own_and_its_section_in_a_notebook():

@@ -47,9 +47,19 @@ RECORD = {
             "verdict": "not the same",
             "said": "NOT the same training",
             "notes": ["not examined: epochs"],
-            "findings": [{"code": "S202", "name": "a, b", "what": "100 % | x", "where": "train.py:88", "remedy": "do"}],
+            "findings": [
+                {
+                    "code": "S202",
+                    "name": "a, b",
+                    "what": "100 % | x",
+                    "where": "train.py:88",
+                    "remedy": "do",
+                }
+            ],
             "harmless": [{"code": "S402", "name": "loss", "what": "y", "remedy": "all_reduce"}],
-            "accepted": [{"code": "S205", "name": "sum", "what": "z", "remedy": "divide", "reason": "by design"}],
+            "accepted": [
+                {"code": "S205", "name": "sum", "what": "z", "remedy": "divide", "reason": "by design"}
+            ],
         }
     ],
 }
@@ -58,7 +68,11 @@ RECORD = {
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository, on a runner that gives its summary a file."""
-    for name, text in {"src/net.py": NET, "scripts/train.py": TRAIN, "configs/base.json": '{"batch": 16}'}.items():
+    for name, text in {
+        "src/net.py": NET,
+        "scripts/train.py": TRAIN,
+        "configs/base.json": '{"batch": 16}',
+    }.items():
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_text(text)
     (tmp_path / "summary").touch()
@@ -76,7 +90,8 @@ def run_step(step, **inputs):
     values = {name: inputs.get(name, row.get("default", "")) for name, row in action["inputs"].items()}
     chosen = next(each for each in action["runs"]["steps"] if each["name"].startswith(step))
     env = {
-        name: re.sub(r"\$\{\{ inputs\.(.*?) \}\}", lambda m: values[m[1]], text) for name, text in chosen["env"].items()
+        name: re.sub(r"\$\{\{ inputs\.(.*?) \}\}", lambda m: values[m[1]], text)
+        for name, text in chosen["env"].items()
     }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", chosen["run"]]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300)
@@ -94,7 +109,10 @@ def test_what_was_found_is_told_at_its_line_and_in_a_table(project, capsys):
         "::notice file=scripts/train.py,line=1,title=S205 sum::z%0Aby design",
     ]
     summary = (project / "summary").read_text().splitlines()
-    assert "**2 processes: NOT the same training**" in summary and "With mpdemo 0, torch 2, python 3:" in summary
+    assert (
+        "**2 processes: NOT the same training**" in summary
+        and "With mpdemo 0, torch 2, python 3:" in summary
+    )
     assert "| error | S202 a, b | 100 % / x | train.py:88 | do |" in summary
     assert "| notice | S205 sum | z |  | by design |" in summary and "- not examined: epochs" in summary
     assert summary[-1] == "- same.toml accepts S103, which is not found any more"
@@ -117,5 +135,8 @@ def test_its_steps_run_one_by_one(project, monkeypatch):
     assert status == 1 and f"::error file=scripts/train.py,line={line},title=S202 " in out
     assert "| error | S2" in (project / "summary").read_text()
     status, out, err = run_step("compare", **given | {"script": "scripts/none.py"})
-    assert status == 2 and "::error file=scripts/none.py,line=1,title=mpdemo same::mpdemo: error: script" in out
+    assert (
+        status == 2
+        and "::error file=scripts/none.py,line=1,title=mpdemo same::mpdemo: error: script" in out
+    )
     assert "is no file" in err and {path.name for path in Path().iterdir()} == {"src", "scripts", "configs"}

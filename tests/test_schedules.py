@@ -47,7 +47,9 @@ def library(schedule, rank, ranks, microbatches, stages_per_rank):
         sample = {name: (torch.zeros(2, 4, requires_grad=True),) for name in ("input_args", "output_args")}
         place = (len(owners), torch.device("cpu"))
         numbers = [number for number, owner in enumerate(owners) if owner == rank]
-        stages = [note(PipelineStage(torch.nn.Linear(4, 4), number, *place, **sample), seen) for number in numbers]
+        stages = [
+            note(PipelineStage(torch.nn.Linear(4, 4), number, *place, **sample), seen) for number in numbers
+        ]
         stages = stages if stages_per_rank > 1 else stages[0]
         runner = get_schedule_class(schedule)(stages, microbatches, loss_fn=torch.nn.functional.mse_loss)
         batch = torch.zeros(2 * microbatches, 4)
@@ -58,7 +60,9 @@ def library(schedule, rank, ranks, microbatches, stages_per_rank):
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "microbatches", "stages"), CASES)
-def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(schedule, ranks, microbatches, stages):
+def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(
+    schedule, ranks, microbatches, stages
+):
     try:
         check_schedule(schedule, ranks, microbatches)
     except UserError:

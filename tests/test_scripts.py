@@ -44,7 +44,13 @@ from worker_jobs import signal_while_compiling
 from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-LINES = {"first_ddp.py": 47, "first_single.py": 45, "train_single.py": 247, "train_ddp.py": 321, "job.py": 375}
+LINES = {
+    "first_ddp.py": 47,
+    "first_single.py": 45,
+    "train_single.py": 247,
+    "train_ddp.py": 321,
+    "job.py": 375,
+}
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
 OTHERS, ALL_LINES = 200, 2500  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
@@ -85,7 +91,9 @@ def test_a_text_that_is_not_as_expected_is_named_in_one_line(copy, monkeypatch, 
     monkeypatch.delenv("RANK", raising=False)
     text, file = (copy / "text.txt").read_text(), copy / "text.txt"
     file.write_bytes(
-        (text.replace("\n", end) if end == "\r\n" else text).encode("utf-16" if end == "utf-16" else "utf-8")
+        (text.replace("\n", end) if end == "\r\n" else text).encode(
+            "utf-16" if end == "utf-16" else "utf-8"
+        )
     )
     if not end:
         file.unlink()
@@ -108,7 +116,10 @@ def single(tmp_path_factory):
 
 @pytest.mark.nightly
 def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_three_processes(single, copy):
-    stop = ("        optimizer.step()\n", "        done == 48 and signals.append(15)\n        optimizer.step()\n")
+    stop = (
+        "        optimizer.step()\n",
+        "        done == 48 and signals.append(15)\n        optimizer.step()\n",
+    )
     changes = [(FIRST + "5, 64, 0", FIRST + "5, 64, 1"), stop]
     first = launch(copy, "train_ddp.py", processes=2, changes=changes)
     assert losses(first) == pytest.approx(single[:2], abs=TOLERANCE)
@@ -160,7 +171,8 @@ def test_a_signal_to_one_rank_stops_all_and_the_same_command_resumes_bit_for_bit
     change(copy / f"{script}.py", [("LOOK = 8", "LOOK = 1")])
     whole = told(launch(copy, f"{script}.py", "whole", processes=processes))
     step = "        optimizer.step()\n"
-    all_of_it = "*(p.pid for p in __import__('multiprocessing').active_children())"  # signalled by another process
+    # signalled by another process
+    all_of_it = "*(p.pid for p in __import__('multiprocessing').active_children())"
     kill = f"[faulthandler.dump_traceback(), os.system(' '.join(map(str, ('kill -TERM', os.getpid(), {all_of_it}))))]"
     send = f"        {kill} if done == 29{' and rank == 1' * (processes > 1)} else None\n"
     workers = ("WORKERS = 5, 64, 0", "WORKERS = 5, 64, 1")
@@ -198,7 +210,9 @@ class Alone:
     def resume(self, model=None):
         """Return the state with which it begins, or the line with which it ends."""
         model = model or self.model
-        return self.call("resume", self.state, model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9))
+        return self.call(
+            "resume", self.state, model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        )
 
     def save(self, steps):
         """Return what is wrong after a save, if anything."""
@@ -225,7 +239,9 @@ def test_a_folder_in_which_no_checkpoint_can_be_is_refused_before_the_first_step
 
 @OWN
 @pytest.mark.parametrize("name", ["a", "run[lr=0.1]", "deep/er/.a*"])
-def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(tmp_path, monkeypatch, caplog, script, name):
+def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(
+    tmp_path, monkeypatch, caplog, script, name
+):
     """Beside them lie a folder, a pipe, and a file of somebody else's, each with the name of a newer one."""
     monkeypatch.chdir(tmp_path)
     alone = Alone(SCRIPTS / script, name)
@@ -235,12 +251,20 @@ def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(tmp_path
     Path(f"{name}-998.pt").mkdir()
     torch.save({"batches": BATCHES, "weights": 1}, f"{name}-997.pt")
     torch.save({}, "-998.pt")
-    assert "does not fit this model (RuntimeError: Error(s) in" in (said := alone.resume(torch.nn.Linear(3, 2)))
+    assert "does not fit this model (RuntimeError: Error(s) in" in (
+        said := alone.resume(torch.nn.Linear(3, 2))
+    )
     assert "size mismatch" in said and "\n" not in said
     assert Path(f"{name}-997.pt").exists() and alone.resume()["steps"] == 120
     assert f"{name}-997.pt is damaged (AssertionError: without {{" in caplog.text
     kept = {path.name for path in Path(name).parent.glob("*-*")}
-    assert {path.rpartition("-")[2] for path in kept} == {"60.pt", "120.pt", "997.damaged", "998.pt", "999.pt"}
+    assert {path.rpartition("-")[2] for path in kept} == {
+        "60.pt",
+        "120.pt",
+        "997.damaged",
+        "998.pt",
+        "999.pt",
+    }
 
 
 @OWN
@@ -260,7 +284,9 @@ def test_a_save_into_a_folder_that_is_gone_ends_in_one_line(tmp_path, monkeypatc
 ])  # fmt: skip
 def test_a_script_says_in_one_line_that_pytorch_is_too_old(monkeypatch, script, least):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0+cu128"))
-    with pytest.raises(SystemExit, match=rf"^this script needs PyTorch {least} or newer, and this is 2\.8\.0\+cu128$"):
+    with pytest.raises(
+        SystemExit, match=rf"^this script needs PyTorch {least} or newer, and this is 2\.8\.0\+cu128$"
+    ):
         names_of(file := SCRIPTS / f"{script}.py")
     assert f"It needs PyTorch {least} or newer." in " ".join(file.read_text().split('"""')[1].split())
 
@@ -277,7 +303,10 @@ def test_the_log_says_how_long_torchrun_and_slurm_really_wait(monkeypatch, versi
     monkeypatch.setattr(torch, "__version__", TorchVersion(version.split()[0]))
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "150")
     monkeypatch.setenv("GRACE", "50" if "GRACE" in version else "")
-    assert [names_of(SCRIPTS / f"{script}.py")["limits"](late) for script in ("train_ddp", "job")] == [said, said]
+    assert [names_of(SCRIPTS / f"{script}.py")["limits"](late) for script in ("train_ddp", "job")] == [
+        said,
+        said,
+    ]
 
 
 class Decides(torch.nn.Module):
@@ -289,10 +318,13 @@ class Decides(torch.nn.Module):
 
 @OWN
 @pytest.mark.parametrize(("layers", "operations"), [
-    ((torch.nn.Conv2d, 1, 2, 3), 3 * 2 * 2 * 9 * 36),  # there and back: sums of 9 products for 2 x 36 numbers
+    # there and back: sums of 9 products for 2 x 36 numbers
+    ((torch.nn.Conv2d, 1, 2, 3), 3 * 2 * 2 * 9 * 36),
     ((Decides,), 0),
 ])  # fmt: skip
-def test_operations_are_counted_without_a_second_model_in_memory(caplog, monkeypatch, script, layers, operations):
+def test_operations_are_counted_without_a_second_model_in_memory(
+    caplog, monkeypatch, script, layers, operations
+):
     alone, made = Alone(SCRIPTS / script), []
 
     def make():
@@ -303,7 +335,9 @@ def test_operations_are_counted_without_a_second_model_in_memory(caplog, monkeyp
     caplog.set_level("INFO")
     assert alone.call("count", [(torch.ones(1, 8, 8), 0)]) == operations
     assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
-    assert caplog.text.count("no MFU, as the operations of this model cannot be counted (") == (operations == 0)
+    assert caplog.text.count("no MFU, as the operations of this model cannot be counted (") == (
+        operations == 0
+    )
 
 
 # --- the batch script
@@ -324,7 +358,9 @@ PROGRAMS = {  # of a cluster, as far as train.sbatch asks them
     ("2.11.0", ["torchrun has 30 s, a preempted job 50 s", "requeue 7"]),
     ("2.12.0+cu130", ["torchrun has 150 s, a preempted job 50 s", "requeue 7"]),
 ])  # fmt: skip
-def test_the_batch_script_asks_versions_and_limits_and_counts_only_checkpoints_of_its_name(tmp_path, version, printed):
+def test_the_batch_script_asks_versions_and_limits_and_counts_only_checkpoints_of_its_name(
+    tmp_path, version, printed
+):
     """Those of other runs have higher numbers."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n".replace("\\n", "\n"))
@@ -517,7 +553,11 @@ def test_tensor_parallelism_in_two_groups_equals_one_process(small):
 
 @pytest.mark.nightly
 def test_the_batch_script_runs_two_stages_on_two_nodes(cluster, small):
-    options = ("--nodes=1", "--gpus-per-node=2") if cluster.network == "none" else ("--nodes=2", "--gpus-per-node=1")
+    options = (
+        ("--nodes=1", "--gpus-per-node=2")
+        if cluster.network == "none"
+        else ("--nodes=2", "--gpus-per-node=1")
+    )
     log = submit_and_wait(small, 'train_gpt.py --pp 2 --checkpoint "$CHECKPOINT"', *options)
     assert losses(log) == pytest.approx(losses(launch(small, "train_fsdp.py")), abs=TOLERANCE)
 
@@ -567,16 +607,28 @@ def test_an_exported_checkpoint_has_on_one_device_the_loss_that_was_printed(smal
 
 
 def test_weights_of_any_type_are_exported_and_no_model_is_refused(copy, monkeypatch):
-    weights = {str(kind): torch.ones(3).to(kind) for kind in (torch.float64, torch.float16, torch.int32, torch.bool)}
+    weights = {
+        str(kind): torch.ones(3).to(kind)
+        for kind in (torch.float64, torch.float16, torch.int32, torch.bool)
+    }
     monkeypatch.chdir(copy)
     script = names_of(copy / "export.py")
-    for name, state in (("a-1", {"model": weights}), ("b-1", {"weights": weights}), ("c-1", {"model": {"x": "text"}})):
+    for name, state in (
+        ("a-1", {"model": weights}),
+        ("b-1", {"weights": weights}),
+        ("c-1", {"model": {"x": "text"}}),
+    ):
         torch.distributed.checkpoint.save(state, checkpoint_id=name, no_dist=True)
     monkeypatch.setattr(script["dcp"], "load", partial(script["dcp"].load, no_dist=True))
     script["export"](Path("a-1"), Path("a-1.safetensors"))
     found = load_file("a-1.safetensors")
-    assert found.keys() == weights.keys() and all(found[name].equal(value) for name, value in weights.items())
-    for name, said in (("b-1", "b-1 has no model, only weights"), ("c-1", "c-1: model.x is no tensor of a type")):
+    assert found.keys() == weights.keys() and all(
+        found[name].equal(value) for name, value in weights.items()
+    )
+    for name, said in (
+        ("b-1", "b-1 has no model, only weights"),
+        ("c-1", "c-1: model.x is no tensor of a type"),
+    ):
         with pytest.raises(SystemExit, match=f"^{said}"):
             script["export"](Path(name), Path(f"{name}.safetensors"))
     assert [path.name for path in copy.glob("*safetensors*")] == ["a-1.safetensors"]
@@ -611,8 +663,14 @@ def test_what_cannot_be_exported_is_refused_in_one_line(copy, monkeypatch, argum
 def test_accelerate_divides_the_batch_and_steps_a_scheduler_once_per_step(copy):
     pytest.importorskip("accelerate")
     prepare, step = "    for epoch in range(EPOCHS):\n", "            optimizer.step()\n"
-    schedule = "    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1000))\n"
+    schedule = (
+        "    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1000))\n"
+    )
     steps = step + "            schedule.step()\n            count = schedule.scheduler.last_epoch\n"
-    changes = [(prepare, schedule + prepare), (step, steps), ("steps, loss", "{len(images)} {count} steps, loss")]
+    changes = [
+        (prepare, schedule + prepare),
+        (step, steps),
+        ("steps, loss", "{len(images)} {count} steps, loss"),
+    ]
     printed = launch(copy, "train_accelerate.py", processes=2, changes=changes)
     assert re.findall(r"24 (\d+) (\d+) steps", printed) == [("32", "24"), ("32", "48"), ("32", "72")]

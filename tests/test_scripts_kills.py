@@ -10,7 +10,19 @@ import subprocess
 
 import psutil
 import pytest
-from home_scripts import FIRST, IMPORTED, RECORD, UPDATE, Training, change, content, damage, environment, losses, told
+from home_scripts import (
+    FIRST,
+    IMPORTED,
+    RECORD,
+    UPDATE,
+    Training,
+    change,
+    content,
+    damage,
+    environment,
+    losses,
+    told,
+)
 
 pytestmark = pytest.mark.nightly
 SECONDS = 60  # in which a job that can't train must have ended
@@ -49,7 +61,9 @@ def resumes(training, *changes, first=None):
 def rows_from(training, first) -> dict:
     """Return what is said from a step on: of steps, and of epochs that end after it."""
     length = len(training.rows) // 2 - 1  # rows of two epochs: of each step, and one more
-    ends = {name: int(name.split()[1]) * (length if name.startswith("epoch") else 1) for name in training.rows}
+    ends = {
+        name: int(name.split()[1]) * (length if name.startswith("epoch") else 1) for name in training.rows
+    }
     return {name: row for name, row in training.rows.items() if ends[name] >= first}
 
 
@@ -83,7 +97,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(training, how)
         damage(checkpoint, how)
     kept = training.data("a")
     printed = training.run("a", fails=True, seconds=SECONDS)
-    assert in_one_line(printed, r"no whole checkpoint a-\*(.pt)? can be read: move them away to start anew"), printed
+    assert in_one_line(
+        printed, r"no whole checkpoint a-\*(.pt)? can be read: move them away to start anew"
+    ), printed
     assert training.data("a") == kept and told(printed) == {}
 
 
@@ -91,10 +107,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(training, how)
 def test_neither_a_damaged_nor_an_unfinished_checkpoint_is_one_of_the_newest_two(training):
     """Of 6 and 7 the second is damaged; from 6 it comes to 8, and dies in the middle of a save after 9."""
     damage(training.saved("a")[-1], "flipped")
-    training.run("a", training.at(9, 0, "stop"), training.at(9, 1, "die_in_the_middle_of_a_file"), fails=True)
+    training.run(
+        "a", training.at(9, 0, "stop"), training.at(9, 1, "die_in_the_middle_of_a_file"), fails=True
+    )
     assert training.steps("a") == [6, 8] and (training.folder / "a-9").exists()
     resumes(training, first=9)
-    assert {path.name for path in training.folder.glob("a-*") if path.is_dir()} == {"a-7.damaged", "a-8", "a-10"}
+    assert {path.name for path in training.folder.glob("a-*") if path.is_dir()} == {
+        "a-7.damaged",
+        "a-8",
+        "a-10",
+    }
 
 
 @pytest.mark.parametrize("begun", ["train_ddp"], indirect=True)
@@ -102,7 +124,9 @@ def test_a_damaged_file_is_none_of_the_newest_two(training):
     whole, damaged = training.steps("a")
     damage(training.saved("a")[-1], "flipped")
     training.run("a", training.at(damaged + 1, 0, "stop"))
-    assert training.steps("a") == [whole, damaged + 1] and (training.folder / f"a-{damaged}.damaged").exists()
+    assert (
+        training.steps("a") == [whole, damaged + 1] and (training.folder / f"a-{damaged}.damaged").exists()
+    )
 
 
 @pytest.mark.parametrize("begun", ["train_ddp"], indirect=True)
@@ -129,13 +153,19 @@ STEP = """        schedule.step()
 @pytest.mark.parametrize("begun", ["train_fsdp"], indirect=True)
 def test_what_else_a_learner_saves_is_resumed(training):
     run = "model.operations, peak, last=last"
-    changes = [(f"{run})", f'{run}, more={{"schedule": schedule, "average": average}})'), (UPDATE, STEP + UPDATE)]
+    changes = [
+        (f"{run})", f'{run}, more={{"schedule": schedule, "average": average}})'),
+        (UPDATE, STEP + UPDATE),
+    ]
     changes.append(("    train, checked = sets", f"{MORE}    train, checked = sets"))
     training.run("b", *changes, training.at(5, 1, "stop"))
     printed = training.run("b", *changes)
     assert "steps: 10 10" in printed
     kept, printed = training.data("a"), training.run("a", *changes, fails=True)
-    assert in_one_line(printed, r"a-7 does not fit this model \(.*Missing key.*\)") and training.data("a") == kept
+    assert (
+        in_one_line(printed, r"a-7 does not fit this model \(.*Missing key.*\)")
+        and training.data("a") == kept
+    )
 
 
 def test_a_full_disk_ends_the_job_in_one_line_and_leaves_the_older_checkpoints(training):
@@ -150,7 +180,12 @@ def test_a_full_disk_ends_the_job_in_one_line_and_leaves_the_older_checkpoints(t
 def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(training, moment):
     kept, step = training.data("a"), 4 * training.unit
     training.run("a", training.at(step, 0, moment), fails=True)
-    left = [file for path in training.folder.glob(f"a-{step}*") for file in (path, *path.glob("*")) if file.is_file()]
+    left = [
+        file
+        for path in training.folder.glob(f"a-{step}*")
+        for file in (path, *path.glob("*"))
+        if file.is_file()
+    ]
     assert training.data("a") == kept and sum(file.stat().st_size for file in left)
     resumes(training)
 
@@ -189,7 +224,9 @@ def test_a_loss_that_is_not_finite_ends_the_job_with_its_step_and_rank_and_is_no
     change(file := training.looks, [("LOOK = 1", f"LOOK = {looks}")])
     printed = training.run("a", (line, line[: -len(line.lstrip())] + spoil + line), fails=True)
     change(file, [(f"LOOK = {looks}", "LOOK = 1")])
-    assert in_one_line(printed, f"^step {step}: the loss or gradient of rank 1 is not finite; .* stay$"), printed
+    assert in_one_line(printed, f"^step {step}: the loss or gradient of rank 1 is not finite; .* stay$"), (
+        printed
+    )
     assert max(training.steps("a")) < step
     resumes(training)
 

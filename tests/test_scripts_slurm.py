@@ -6,7 +6,20 @@ import time
 from pathlib import Path
 
 import pytest
-from home_scripts import SCRIPTS, SLURM, UPDATE, change, content, end_of, launch, log_of, look_up, run, submit, told
+from home_scripts import (
+    SCRIPTS,
+    SLURM,
+    UPDATE,
+    change,
+    content,
+    end_of,
+    launch,
+    log_of,
+    look_up,
+    run,
+    submit,
+    told,
+)
 from worker_jobs import until
 
 from mpdemo.tools.cluster import Cluster
@@ -75,7 +88,8 @@ def test_it_saves_before_its_time_limit_and_starts_again(copy, whole):
     run(copy, "scontrol", "update", f"jobid={job}", "EndTime=now+45")  # Slurm looks every 30 s
     starts_again(copy, job, whole)
     log = log_of(copy)
-    saved = log.count("saved; a stop may take")  # at the signal, after 60 steps, which may be the same, and at the end
+    # at the signal, after 60 steps, which may be the same, and at the end
+    saved = log.count("saved; a stop may take")
     assert saved in (2, 3), log
 
 
@@ -86,7 +100,13 @@ def test_it_starts_again_after_an_urgent_job_has_taken_its_node(copy, whole, gra
     change(copy / "run.py", [("SAVE_MINUTES = 60", "SAVE_MINUTES = 20")])
     job = begin(copy)
     node = run(copy, "squeue", "--noheader", f"--jobs={job}", "--format=%B").strip()
-    urgent = ("--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+    urgent = (
+        "--partition=urgent",
+        f"--nodelist={node}",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 2",
+    )
     run(copy, "sbatch", *urgent)
     starts_again(copy, job, whole)
     assert f"Slurm, if it preempts, after {grace + 2} s" in log_of(copy)  # with the cluster's KillWait
@@ -102,7 +122,9 @@ def test_it_starts_again_after_a_node_has_died(own_cluster, copy, whole):
     own_cluster.kill_node(node)
     run(copy, "scontrol", "update", f"nodename={node}", "state=down", "reason=power")
     own_cluster.start_node(node)
-    until(lambda: run(copy, "sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip() == "idle", SLURM)
+    until(
+        lambda: run(copy, "sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip() == "idle", SLURM
+    )
     starts_again(copy, job, whole)
 
 

@@ -15,7 +15,25 @@ from mpdemo.paths import root
 from mpdemo.settings import MODELS, RUNGS, Settings, checked
 
 ODD = ["", " ", " 2", "a\nb", "\0", "é", "１", str(2**64), str(10**30), "a" * 10_000, "1" * 5000]
-ODD += ["-1", "0", "1", "2", "3", "1e999", "nan", "inf", "1.5", "+1", "0x10", "1_000", "1,2", ",", "1,,2", "..", "/"]
+ODD += [
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "1e999",
+    "nan",
+    "inf",
+    "1.5",
+    "+1",
+    "0x10",
+    "1_000",
+    "1,2",
+    ",",
+    "1,,2",
+    "..",
+    "/",
+]
 ODD += ["~", "[", "{}", "*", "-", "--", "--out", "--seed", "True", "None", "GPipe", "1F1B"]
 ODD += ["layer1", "layer9.9", "block.3", "block.99"]
 
@@ -39,14 +57,26 @@ def test_random_command_lines_are_settings_or_one_line():
     assert 50 < accepted < 1500
 
 
-WORLD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29876"}
+WORLD = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29876",
+}
 FOUR = WORLD | {"WORLD_SIZE": "4"}
 REFUSED = [  # strategy and options, what is said
-    ("ddp", "rung ddp has one process per device, and this is one alone; start them by torchrun --standalone --nproc-"),
+    (
+        "ddp",
+        "rung ddp has one process per device, and this is one alone; start them by torchrun --standalone --nproc-",
+    ),
     ("single --model vgg", f"--model vgg is not allowed; allowed: {', '.join(MODELS)}"),
     ("single --batch-size many", "--batch-size many is not allowed: it should be a valid integer"),
     ("single --optimizer adam", "--optimizer adam is not allowed; allowed: sgd, adamw"),
-    ("single --warmup-steps -1", "--warmup-steps -1 is not allowed: it should be greater than or equal to 0"),
+    (
+        "single --warmup-steps -1",
+        "--warmup-steps -1 is not allowed: it should be greater than or equal to 0",
+    ),
     ("single --faster", "mpdemo.rungs.single: unknown argument '--faster'"),
     ("single --form per-device", "no form 'per-device'; allowed: one-process"),
     ("single --batch-size 0", "--batch-size 0 is not allowed: it should be greater than or equal to 1"),
@@ -68,7 +98,10 @@ REFUSED = [  # strategy and options, what is said
     ("single --dataset mnist --data {tmp}/empty", "is empty; expected: PATH/MNIST/raw"),
     ("single --dataset folder --data {tmp}/no", "no does not exist; expected: PATH/train/CLASS/*.jpg"),
     ("single --batch-size 5000", "batch of 5000 images, but only 1536 to train on"),
-    ("single --epochs 1 --warmup-steps 24", "--warmup-steps 24 leaves no step of 24 to the cosine; allowed: 0 to 23"),
+    (
+        "single --epochs 1 --warmup-steps 24",
+        "--warmup-steps 24 leaves no step of 24 to the cosine; allowed: 0 to 23",
+    ),
     ("single --out {tmp}/file/run", "cannot write to --out"),
 ]
 UNDER_A_LAUNCHER = [  # its environment as well
@@ -81,21 +114,37 @@ UNDER_A_LAUNCHER = [  # its environment as well
         WORLD,
         "12 does not divide into 5 microbatches; allowed: 1, 2, 3",
     ),
-    ("pipeline --schedule 1F1B --microbatches 1", WORLD, "1F1B needs at least as many microbatches as stages"),
+    (
+        "pipeline --schedule 1F1B --microbatches 1",
+        WORLD,
+        "1F1B needs at least as many microbatches as stages",
+    ),
     ("pipeline --schedule GPipe --microbatches 1", WORLD, "fewer than the 2 devices"),
     ("model_parallel --microbatches 4", WORLD, "takes no --microbatches 4: with them it is rung pipeline"),
     ("pipeline --replicas 2", WORLD, "--replicas belongs to rung hybrid alone"),
     ("hybrid", WORLD, "2 processes do not make 2 replicas of 2 or more devices each; allowed: a"),
-    ("hybrid --batch-size 9", FOUR, "9 (all processes together) does not divide by 2 replicas; allowed: a multi"),
+    (
+        "hybrid --batch-size 9",
+        FOUR,
+        "9 (all processes together) does not divide by 2 replicas; allowed: a multi",
+    ),
     ("hybrid --batch-size 12 --microbatches 4", FOUR, "a batch of 6 does not divide into 4 microbatches"),
     ("hybrid --replicas 4", FOUR, "4 processes do not make 4 replicas of 2 or more devices"),
-    ("hybrid --replicas 1 --sharded", FOUR, "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
+    (
+        "hybrid --replicas 1 --sharded",
+        FOUR,
+        "--sharded divides stages among replicas; allowed: --replicas 2 or more",
+    ),
     ("ddp", WORLD | {"RANK": "2"}, "RANK=2, WORLD_SIZE=2"),
     ("ddp", {"RANK": "0"}, "RANK=0, WORLD_SIZE=, "),
     ("ddp", {k: v for k, v in WORLD.items() if k[:6] != "MASTER"}, "MASTER_ADDR and MASTER_PORT not set"),
     ("ddp", WORLD | {"MASTER_ADDR": ""}, "MASTER_ADDR not set"),
     ("ddp", WORLD | {"MASTER_PORT": "99999"}, "MASTER_PORT 99999 is not a port; allowed: 1 to 65535"),
-    ("ddp", WORLD | {"MASTER_PORT": "{port}"}, "port {port} on 127.0.0.1 is in use; set MASTER_PORT to another"),
+    (
+        "ddp",
+        WORLD | {"MASTER_PORT": "{port}"},
+        "port {port} on 127.0.0.1 is in use; set MASTER_PORT to another",
+    ),
 ]
 CASES = [(words, {}, said) for words, said in REFUSED] + UNDER_A_LAUNCHER
 
@@ -114,7 +163,9 @@ def ended(tmp_path_factory, run_once):
             environment = {name: value.format(**here) for name, value in environment.items()}
             cases.append({"words": words, "environment": environment})
         (tmp / "cases").write_text(json.dumps(cases))
-        done = run_once("tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=str(root()))
+        done = run_once(
+            "tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=str(root())
+        )
     assert done.returncode == 0, done.stderr
     return here, json.loads((tmp / "cases.results").read_text())
 
@@ -131,7 +182,11 @@ def test_a_mistake_is_one_line_that_says_what_is_allowed(ended, number):
 def test_a_command_that_does_not_exist_is_refused_before_anything_is_imported(run_once):
     blocked = "import sys; sys.modules['torch'] = None; from mpdemo.__main__ import main; sys.exit(main())"
     done = run_once("-c", blocked, "trian", timeout=60)
-    assert done.returncode == 2 and "no command 'trian'; there are" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and "no command 'trian'; there are" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(("options", "said", "seconds"), [
@@ -146,7 +201,15 @@ def test_two_processes_say_a_mistake_once(run_once, tmp_path, options, said, sec
     max((tmp_path / "some" / "val").rglob("*.jpg")).write_bytes(b"no image")  # which rank 1 validates
     words = options.format(tmp=tmp_path).split()
     words += [] if "--out" in words else ["--out", str(tmp_path / "run")]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mpdemo.rungs.ddp", *words]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "mpdemo.rungs.ddp",
+        *words,
+    ]
     begin = time.monotonic()
     done = run_once(*launch, timeout=120)
     assert done.returncode == 1, done.stderr  # torchrun's own, for its processes' 2
@@ -156,7 +219,9 @@ def test_two_processes_say_a_mistake_once(run_once, tmp_path, options, said, sec
 
 
 def test_a_wrong_name_of_a_setting_is_refused_with_its_neighbour():
-    with pytest.raises(UserError, match="unknown name 'batchsize'; allowed: .*; did you mean 'batch_size'?"):
+    with pytest.raises(
+        UserError, match="unknown name 'batchsize'; allowed: .*; did you mean 'batch_size'?"
+    ):
         Settings(rung="ddp", batchsize=128)
 
 

@@ -31,7 +31,10 @@ def site(tmp_path_factory):
 def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):
     outside = []
     with chromium_page(*SIZES[size]) as page:
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or outside.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url.startswith(("file:", "data:")) or outside.append(request.url),
+        )
         for name in PAGES:
             page.goto(f"file://{site}/{name}.html")
             assert page.title() and not page.evaluate(TOO_WIDE), name
@@ -41,7 +44,10 @@ def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site
         assert page.locator(".diagram img").count() == 1 and page.locator("text=mermaid").count() == 0
         assert page.locator("a[href$='glossary.html#bucket']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
-        assert "you can" in page.inner_text(".admonition-title") and page.locator(".admonition li").count() >= 2
+        assert (
+            "you can" in page.inner_text(".admonition-title")
+            and page.locator(".admonition li").count() >= 2
+        )
         image = page.locator(".diagram img").bounding_box()
         assert image["width"] >= READABLE
         page.wait_for_selector("[data-still]", state="detached")

@@ -54,7 +54,10 @@ def test_a_pytorch_that_is_too_old_is_refused(run_mpdemo, quick_torch):
     module = Path(quick_torch["PYTHONPATH"]) / "torch.py"
     module.write_text(module.read_text().replace("'99'", "'1.8.0+cu111'"))
     done = run_mpdemo("env", **quick_torch)
-    assert "[FAIL] PyTorch 1.8.0+cu111, torchvision 99: torch 1.8.0+cu111 is too old; allowed: >=2.11" in done.stdout
+    assert (
+        "[FAIL] PyTorch 1.8.0+cu111, torchvision 99: torch 1.8.0+cu111 is too old; allowed: >=2.11"
+        in done.stdout
+    )
 
 
 def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
@@ -66,7 +69,9 @@ def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
     assert "generic, jeanzay, jeanzay_a100, jupiter, " in done.stderr and "there are: " in done.stderr
 
 
-def test_a_controller_that_is_down_and_files_that_are_not_there(run_mpdemo, slurm_programs, tmp_path, quick_torch):
+def test_a_controller_that_is_down_and_files_that_are_not_there(
+    run_mpdemo, slurm_programs, tmp_path, quick_torch
+):
     conf = tmp_path / "slurm.conf"
     conf.write_text(
         "ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\nMessageTimeout=1\n"
@@ -76,7 +81,10 @@ def test_a_controller_that_is_down_and_files_that_are_not_there(run_mpdemo, slur
     assert "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout
     done = run_mpdemo("env", SLURM_CONF="/nowhere/slurm.conf", **quick_torch)
     assert done.returncode == 1
-    assert "[FAIL] Slurm: SLURM_CONF = '/nowhere/slurm.conf': no such file; do: unset SLURM_CONF" in done.stdout
+    assert (
+        "[FAIL] Slurm: SLURM_CONF = '/nowhere/slurm.conf': no such file; do: unset SLURM_CONF"
+        in done.stdout
+    )
 
 
 def test_missing_packages_are_named_with_the_line_that_installs_them(tmp_path):
@@ -85,6 +93,8 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(tmp_path):
     folder = setup_system.__file__.rsplit("/", 1)[0]
     for ci, status in (("true", 1), ("", 0)):
         env = {"CI": ci, "PATH": "/usr/bin:/bin"}
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True
+        )
         assert done.returncode == status
         assert "apt-get install --no-install-recommends slurm-wlm munge iproute2" in done.stdout

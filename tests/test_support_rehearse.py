@@ -27,7 +27,12 @@ def add_job(project, name, code, **changes):
     (project / f"{name}.py").write_text(code)
     values = {"command": f"python {name}.py", "name": name} | changes
     with (project / "slurm/course.toml").open("a") as course:
-        print(f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), sep="\n", file=course)
+        print(
+            f"[{name}]",
+            *(f"{key} = {json.dumps(value)}" for key, value in values.items()),
+            sep="\n",
+            file=course,
+        )
     return spec_of(**values)
 
 
@@ -44,8 +49,13 @@ def rehearse(cluster, project, run_mpdemo):
 def test_the_list_of_the_course_holds_its_jobs_and_a_wrong_word_is_named(project):
     jobs = jobs_of_course()
     assert len(jobs) >= 10 and {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
-    assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]  # the folder's own list counts
-    for words, said in (("command='python -V'\nnode=2", "'node'"), ("nodes=", "Invalid"), ("", "'command'")):
+    # the folder's own list counts
+    assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]
+    for words, said in (
+        ("command='python -V'\nnode=2", "'node'"),
+        ("nodes=", "Invalid"),
+        ("", "'command'"),
+    ):
         (project / "slurm/course.toml").write_text(f"[toy]\nname='a'\n{words}\n")
         with pytest.raises(UserError, match=f"course.toml .*{said}"):
             jobs_of_course()
@@ -70,7 +80,9 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
 def test_one_table_says_what_became_of_each_job(rehearse, project):
     """One of the course and another are well, one fails with a known error, one has no such nodes, one gives up."""
     add_job(project, "a_course", "", command=TRAIN)
-    add_job(project, "a_good", QUICK.format(0), command="torchrun --standalone --nproc-per-node=2 a_good.py")
+    add_job(
+        project, "a_good", QUICK.format(0), command="torchrun --standalone --nproc-per-node=2 a_good.py"
+    )
     add_job(project, "b_broken", "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')")
     add_job(project, "c_large", QUICK.format(0), nodes=9)
     add_job(project, "d_refused", "print('mpdemo: error: no such thing; do: another'); raise SystemExit(2)")
@@ -98,13 +110,16 @@ def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(rehea
     for name in ("a_long", "b_long", "c_long", "d_long"):
         add_job(project, name, QUICK.format(600))
     text = (project / "slurm/sites/throwaway.sbatch").read_text()
-    held = text.replace("#SBATCH --no-requeue", "#SBATCH --no-requeue\n#SBATCH --hold")  # a job that does not start
+    # a job that does not start
+    held = text.replace("#SBATCH --no-requeue", "#SBATCH --no-requeue\n#SBATCH --hold")
     (project / "never.sbatch").write_text(held)
     only = ("--only", "a_long,b_long", "--site", str(project / "never.sbatch"))
     late = rehearse(*only, "--wait", "2", "--at-once", "1")
     assert late.returncode == 1 and "0 of 2 jobs went well." in late.stdout, late.stderr
     assert re.search("still pending.* after 2 s; do: a larger --wait", late.stdout)
-    assert "still not submitted after 2 s" in late.stdout and re.search(r"cancelled job \d+ \(a_long\)", late.stdout)
+    assert "still not submitted after 2 s" in late.stdout and re.search(
+        r"cancelled job \d+ \(a_long\)", late.stdout
+    )
     process = started("rehearse", "--only", "c_long,d_long")
     lines = [process.stdout.readline() for _ in range(3)]
     jobs = [line.split()[-1] for line in lines[1:]]
@@ -145,12 +160,20 @@ def test_render_writes_every_job_file_for_a_site(project, call_mpdemo, tmp_path)
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
     assert f"{len(jobs)} batch scripts, none with a problem" in done.stdout
     assert "GPU-hours (every job at its time limit)" in done.stdout
-    done = call_mpdemo("render", "--site", "jeanzay", "--out", f"{next((tmp_path / 'files').iterdir())}/slurm")
-    assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr
+    done = call_mpdemo(
+        "render", "--site", "jeanzay", "--out", f"{next((tmp_path / 'files').iterdir())}/slurm"
+    )
+    assert (
+        done.returncode == 2
+        and "Not a directory; do: another --out" in done.stderr
+        and "Trace" not in done.stderr
+    )
 
 
 def test_what_a_learner_takes_at_most():
-    job = JobSpec(name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4)
+    job = JobSpec(
+        name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4
+    )
     assert hours_at_most([job] * 2, load_site("jeanzay")) == (2.0, "GPU")
     assert hours_at_most([job], load_site("ucr_cpu")) == (4.0, "core")
 

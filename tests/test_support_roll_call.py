@@ -17,7 +17,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 def rows_of(text):
     """Return the cells of the table's rows."""
-    return [re.split(" {2,}", line.strip()) for line in text.splitlines() if re.match(r"(\d+: )?\d+ {2,}\S", line)]
+    return [
+        re.split(" {2,}", line.strip())
+        for line in text.splitlines()
+        if re.match(r"(\d+: )?\d+ {2,}\S", line)
+    ]
 
 
 def test_each_rank_has_a_row_that_names_what_carries_its_messages(tmp_path):
@@ -37,9 +41,24 @@ def test_a_rank_that_is_alone_sends_nothing(run_once):
 @pytest.mark.nightly
 def test_ranks_on_one_core_are_named_with_the_remedy():
     core = str(min(os.sched_getaffinity(0)))
-    command = ["taskset", "-c", core, sys.executable, *TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic"]
+    command = [
+        "taskset",
+        "-c",
+        core,
+        sys.executable,
+        *TORCHRUN,
+        "2",
+        "-m",
+        "mpdemo",
+        "env",
+        "--site",
+        "generic",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert f"share 1 core(s): {core}\n       remedy: srun --cpus-per-task" in done.stdout and done.returncode != 0
+    assert (
+        f"share 1 core(s): {core}\n       remedy: srun --cpus-per-task" in done.stdout
+        and done.returncode != 0
+    )
 
 
 def call_the_roll():
@@ -48,9 +67,17 @@ def call_the_roll():
 
 
 def test_a_rank_that_never_comes_ends_the_call_in_time(tmp_path):
-    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29655"}
+    world = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29655",
+    }
     done = forked(tmp_path, call_the_roll, timeout=60, **world, TMPDIR=str(tmp_path))
-    assert done.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in done.stdout
+    assert (
+        done.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in done.stdout
+    )
 
 
 GPU = {"host": "n1", "cores": [0, 1, 2, 3], "visible": 4, "held": 4}
@@ -77,7 +104,8 @@ def test_what_is_wrong_on_a_node_with_gpus(change, said):
 
 def test_gpus_that_are_left_over_count_only_where_a_job_may_ask_for_fewer(monkeypatch):
     assert what_is_wrong([row | {"held": 8} for row in GPUS], whole_nodes=True) == []
-    assert what_is_wrong([row | {"uuid": "", "visible": 0} for row in GPUS], whole_nodes=True)  # none is used
+    # none is used
+    assert what_is_wrong([row | {"uuid": "", "visible": 0} for row in GPUS], whole_nodes=True)
     monkeypatch.setattr(roll_call, "gpus_here", lambda: 4)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert roll_call.whereabouts(World())["held"] == 0
@@ -89,7 +117,9 @@ def test_gpus_that_are_left_over_count_only_where_a_job_may_ask_for_fewer(monkey
 @pytest.mark.parametrize(("transport", "slow"), [("NET/IB", 0), ("NET/Socket", 1), ("eth0", 0)])
 def test_nccl_over_tcp_is_named(transport, slow):
     rows = [row | {"host": f"n{row['rank']}", "held": 1, "transport": transport} for row in GPUS]
-    assert [what.split(" (")[0] for what, _ in what_is_wrong(rows)] == ["NCCL uses TCP between the nodes"] * slow
+    assert [what.split(" (")[0] for what, _ in what_is_wrong(rows)] == [
+        "NCCL uses TCP between the nodes"
+    ] * slow
 
 
 def test_nccl_names_its_transports(tmp_path):

@@ -69,7 +69,8 @@ def test_a_simulated_step_is_read_like_a_recorded_one():
 def test_two_machines_find_the_difference_of_their_clocks(recorded):
     offsets = [float((recorded / f"offset{rank}").read_text()) for rank in range(RANKS)]
     assert offsets[0] == 0
-    assert offsets[1] != 0 and abs(offsets[1]) < 0.5  # really one clock: only the barrier's imprecision is seen
+    # really one clock: only the barrier's imprecision is seen
+    assert offsets[1] != 0 and abs(offsets[1]) < 0.5
 
 
 def test_no_recording_is_refused(tmp_path):
@@ -95,7 +96,9 @@ def test_a_step_of_pytorchs_profiler_tells_the_same_operations_and_the_messages_
 
 def profiled_trial(rung, **settings):
     """Build a rung on a batch of random images in this process alone; return two gradients and its recorded steps."""
-    trial = Trial(Settings(rung=rung, model="transformer", image_size=28, batch_size=8, **settings), World())
+    trial = Trial(
+        Settings(rung=rung, model="transformer", image_size=28, batch_size=8, **settings), World()
+    )
     before = {name: gradient.clone() for name, gradient in trial.gradients().items()}
     after = trial.gradients()
     trial.step()  # makes the optimizer's states
@@ -106,7 +109,9 @@ def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
     trial, equal, steps = profiled_trial("single", optimizer="sgd", microbatches=2)
     (counted,) = peak_of_a_step(trial)  # by a dispatch mode instead
     assert equal and len(steps) == RECORDED - 2
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trial.rung.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in trial.rung.model.modules()
+    )
     for step in steps:
         rows = [(row["kind"], row["layer"]) for row in step["events"] if "layer" in row]
         part = [("F", layer) for layer in range(8)] + [("B", layer) for layer in reversed(range(8))]
@@ -128,7 +133,9 @@ def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
     step = simulate("GPipe", [1, 1], [2, 2], 1, 2).events  # rank 1 ends after 4, rank 0 after 6
     assert timeline.predict_seconds(step, "GPipe") == pytest.approx(6)
     for update, end in (({0: 0.5, 1: 1.0}, 6.5), ({0: 0.5, 1: 3.0}, 7.0)):
-        updates = [{"rank": rank, "kind": "O", "start": 6, "end": 6 + seconds} for rank, seconds in update.items()]
+        updates = [
+            {"rank": rank, "kind": "O", "start": 6, "end": 6 + seconds} for rank, seconds in update.items()
+        ]
         assert timeline.predict_seconds(step + updates, "GPipe") == pytest.approx(end)
 
 

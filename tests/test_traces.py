@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.measure import spans, timeline, traces
+from mpdemo.measure import timeline, traces, transfers
 
 MS = 1000.0  # of a trace's microseconds
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -33,8 +33,12 @@ def memory(time, address, bytes_, device=0, total=0):
 
 def gloo(name, start, end, shape, ask=None, thread=7, **args):
     """Return what the thread that trains asked for, and what gloo's thread did."""
-    asked = span(f"c10d::{name}", start if ask is None else ask, (start if ask is None else ask) + 0.01, **args)
-    carried = {"allreduce_": "all_reduce", "_reduce_scatter_base_": "all_reduce", "recv_": "recv"}.get(name, name)
+    asked = span(
+        f"c10d::{name}", start if ask is None else ask, (start if ask is None else ask) + 0.01, **args
+    )
+    carried = {"allreduce_": "all_reduce", "_reduce_scatter_base_": "all_reduce", "recv_": "recv"}.get(
+        name, name
+    )
     dims = {"Input Dims": [shape], "Input type": ["c10::BFloat16"]}
     return [asked, span(f"gloo:{carried}", start, end, "user_annotation", thread, **dims)]
 
@@ -61,7 +65,9 @@ def seen(step, rank, lane="compute"):
 
 def waits(step, rank):
     rows = [row for row in timeline.waiting(step["events"]) if row["rank"] == rank]
-    return [(row["kind"], row["on"], round(1e3 * row["start"], 2), round(1e3 * row["end"], 2)) for row in rows]
+    return [
+        (row["kind"], row["on"], round(1e3 * row["start"], 2), round(1e3 * row["end"], 2)) for row in rows
+    ]
 
 
 def ddp(late):
@@ -79,12 +85,19 @@ def ddp(late):
     ]
 
 
-def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_then_the_others_wait_for_it(written):
+def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_then_the_others_wait_for_it(
+    written,
+):
     step = traces.read(written(ddp(0), ddp(6)))
     assert (step["ranks"], step["end"]) == (2, 0.03)
     assert seen(step, 0) == [("L", 0, 1), ("F", 1, 5), ("B", 5, 15), ("O", 22, 26)]
     assert seen(step, 1) == [("L", 0, 1), ("F", 1, 11), ("B", 11, 21), ("O", 22, 26)]
-    assert [row.get("layer") for row in step["events"] if row["lane"] == "compute"] == 2 * [None, 3, 3, None]
+    assert [row.get("layer") for row in step["events"] if row["lane"] == "compute"] == 2 * [
+        None,
+        3,
+        3,
+        None,
+    ]
     for rank, start in ((0, 0.01), (1, 0.016)):
         (row,) = (row for row in step["events"] if row["lane"] == "comm" and row["rank"] == rank)
         assert (row["kind"], row["start"], row["moves"], row["end"]) == ("A", start, 0.016, 0.022)
@@ -93,7 +106,9 @@ def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_
     assert waits(step, 1) == [("exposed", None, 21, 22)]
 
 
-def test_all_reduces_that_two_threads_begin_in_another_order_than_asked_are_told_apart_by_their_sizes(written):
+def test_all_reduces_that_two_threads_begin_in_another_order_than_asked_are_told_apart_by_their_sizes(
+    written,
+):
     def rank(first, second):
         small = gloo("allreduce_", first, 30, [4], ask=1, **{"Input Dims": [[[4]], []]})
         large = gloo("allreduce_", second, 29, [64], ask=2, thread=8, **{"Input Dims": [[[64]], []]})
@@ -106,7 +121,9 @@ def test_all_reduces_that_two_threads_begin_in_another_order_than_asked_are_told
 def test_of_several_steps_the_one_of_median_length_is_shown_and_with_memory_none_at_an_end(written):
     def rows(*more):
         steps = [(0, 10), (20, 24), (30, 36), (40, 48)]
-        spans = [[span("ProfilerStep#1", *times, "user_annotation"), span("aten::mm", *times)] for times in steps]
+        spans = [
+            [span("ProfilerStep#1", *times, "user_annotation"), span("aten::mm", *times)] for times in steps
+        ]
         return [row for pair in spans for row in pair] + [*more]
 
     step = traces.read(written(rows(), rows()))
@@ -136,22 +153,35 @@ def test_a_message_is_one_event_of_the_rank_that_the_sender_names_and_its_receiv
         return gloo("recv_", start, 9, [2], **{"Concrete Inputs": ["", "", str(source), "0"]})
 
     begin = [span("aten::mm", 0, 1)]
-    step = traces.read(written([*begin, *send(2)], [*begin, *receive(2, 2)], [*begin, *receive(0, 1), *send(1)]))
+    step = traces.read(
+        written([*begin, *send(2)], [*begin, *receive(2, 2)], [*begin, *receive(0, 1), *send(1)])
+    )
     rows = [row for row in step["events"] if row["lane"] == "comm"]
     assert [(row["rank"], row["to"], row["bytes"]) for row in rows] == [(0, 2, 4), (2, 1, 4)]
-    assert (rows[0]["posted"], rows[0]["start"], rows[0]["moves"], rows[0]["end"]) == (0.001, 0.004, 0.004, 0.009)
+    assert (rows[0]["posted"], rows[0]["start"], rows[0]["moves"], rows[0]["end"]) == (
+        0.001,
+        0.004,
+        0.004,
+        0.009,
+    )
     assert waits(step, 1) == [("waits", 2, 2, 4), ("exposed", None, 4, 9)]
     alone = [[*begin, row] for row in (send(1)[1], receive(0, 2)[1])]  # without what c10d was asked for
     (row,) = (row for row in traces.read(written(*alone))["events"] if row["lane"] == "comm")
     assert (row["rank"], row["to"]) == (0, 1)
 
 
-def test_on_gpus_a_kernel_belongs_to_the_operation_that_launched_it_and_nccls_kernels_name_their_group(written):
+def test_on_gpus_a_kernel_belongs_to_the_operation_that_launched_it_and_nccls_kernels_name_their_group(
+    written,
+):
     def on_gpu(rank, late):
         pair = [0, 1] if rank < 2 else [2, 3]
         launches = [span("cudaLaunchKernel", at, at + 0.1, "cuda_runtime", thread, correlation=number)
                     for number, (at, thread) in enumerate([(0.2, 1), (1.2, 9), (2.2, 9), (3.2, 1)])]  # fmt: skip
-        operations = [span("aten::mm", 0, 1), span(BACKWARD, 1, 2, thread=9), span("c10d::allreduce_", 2, 3, thread=9)]
+        operations = [
+            span("aten::mm", 0, 1),
+            span(BACKWARD, 1, 2, thread=9),
+            span("c10d::allreduce_", 2, 3, thread=9),
+        ]
         operations += [span("Optimizer.step#SGD.step", 3, 4, "user_annotation")]
         told = {"Collective name": "allreduce", "In msg nelems": 10, "dtype": "BFloat16", "External id": 5}
         told |= {"Process Group Ranks": str(pair), "Process Group Name": "1"}
@@ -189,7 +219,9 @@ def test_memory_knows_gradients_by_what_outlives_the_backward_pass_and_fsdps_wei
     levels = [tuple(row[1:]) for row in step["memory"][0]]
     assert levels[:3] == [(64, 0, 0, 0), (64, 0, 0, 8), (0, 0, 0, 8)]
     assert (0, 0, 16, 10) in levels and levels[-1] == (0, 0, 16, 0)
-    on_gpu = traces.read(written([span("aten::mm", 0, 10), memory(1, 7, 8, 1, total=108), memory(2, 8, 8, 0)]))
+    on_gpu = traces.read(
+        written([span("aten::mm", 0, 10), memory(1, 7, 8, 1, total=108), memory(2, 8, 8, 0)])
+    )
     assert on_gpu["memory"][0][-1] == [0.001, 0, 100, 0, 8] and on_gpu["parts"][1] == "there before"
 
 
@@ -205,13 +237,21 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
     written(ddp(0), ddp(0))
     with pytest.raises(UserError, match="traces of ranks 1 of 2; give one of each"):
         traces.read([tmp_path / "trace-rank1.json.gz"])
-    with pytest.raises(UserError, match="begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the"):
+    with pytest.raises(
+        UserError, match="begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the"
+    ):
         traces.read(written(ddp(0), [{**row, "name": row["name"].replace("#5", "#900")} for row in ddp(0)]))
     for time in (math.nan, math.inf):
-        with pytest.raises(UserError, match="is no trace of torch.profiler .*'aten::mm' has no finite time"):
+        with pytest.raises(
+            UserError, match="is no trace of torch.profiler .*'aten::mm' has no finite time"
+        ):
             traces.read(written(ddp(0), [*ddp(0), span("aten::mm", time, 2)]))
-    with pytest.raises(UserError, match="all-reduce number 1 of ranks 0, 1 has no like in all of their traces"):
-        traces.read(written(ddp(0), [span("ProfilerStep#5", 0, 30, "user_annotation"), span("aten::mm", 1, 2)]))
+    with pytest.raises(
+        UserError, match="all-reduce number 1 of ranks 0, 1 has no like in all of their traces"
+    ):
+        traces.read(
+            written(ddp(0), [span("ProfilerStep#5", 0, 30, "user_annotation"), span("aten::mm", 1, 2)])
+        )
     with pytest.raises(UserError, match="clocks differ"):
         traces.read(written(ddp(0), [row | {"ts": row["ts"] + 40 * MS} for row in ddp(0)]))
 
@@ -225,15 +265,19 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
     ],
 )
 def test_a_group_of_which_pytorch_writes_thirty_ranks_is_known_by_its_size(text, size, ranks):
-    assert spans.group_of(text, size, tuple(range(64))) == ranks
+    assert transfers.group_of(text, size, tuple(range(64))) == ranks
 
 
 def test_a_large_group_that_is_no_range_is_refused():
-    with pytest.raises(UserError, match="a group of 40 ranks is written as .*doesn't say who the others are"):
-        spans.group_of("[0, 1, 5, ...]", 40, tuple(range(64)))
+    with pytest.raises(
+        UserError, match="a group of 40 ranks is written as .*doesn't say who the others are"
+    ):
+        transfers.group_of("[0, 1, 5, ...]", 40, tuple(range(64)))
 
 
 def test_a_trace_of_one_gpu_that_the_course_ships_is_read():
     step = traces.read(["notebooks/gpu/2026-11-27-h100-trace.json.gz"])
-    seconds = {kind: sum(r["end"] - r["start"] for r in step["events"] if r["kind"] == kind) for kind in "FBO"}
+    seconds = {
+        kind: sum(r["end"] - r["start"] for r in step["events"] if r["kind"] == kind) for kind in "FBO"
+    }
     assert step["ranks"] == 1 and 1.5 < seconds["B"] / seconds["F"] < 3.5 and seconds["O"] > 0

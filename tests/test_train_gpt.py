@@ -87,7 +87,9 @@ def test_every_mesh_of_eight_processes_is_the_training_of_one_device_or_refused(
         found = compared(tmp_path / str(number), mesh)
         bad += [mesh] * (max(found.values()) > LIMIT)
     assert not bad
-    assert all({"cp3", "cp5", "cp6", "cp7", "tp3", "tp5", "tp6", "tp7"} & set(mesh.split()) for mesh in refused)
+    assert all(
+        {"cp3", "cp5", "cp6", "cp7", "tp3", "tp5", "tp6", "tp7"} & set(mesh.split()) for mesh in refused
+    )
 
 
 @pytest.mark.nightly
@@ -106,7 +108,9 @@ def test_bfloat16_comes_close(tmp_path, mesh):
 def test_train_fsdp_is_what_is_left_of_the_script_without_its_other_dimensions():
     text, left = ((SCRIPTS / f"{name}.py").read_text() for name in ("train_gpt", "train_fsdp"))
     names = {"pp", "tp", "ring", "documents", "document", "schedule", "square"}
-    deleted = without(text.replace('"train_gpt"', '"train_fsdp"'), {"pp", "cp", "tp", "packed", "stages"}, names)
+    deleted = without(
+        text.replace('"train_gpt"', '"train_fsdp"'), {"pp", "cp", "tp", "packed", "stages"}, names
+    )
     assert clean(ast.parse(left)) == deleted
     assert comments(left) <= comments(text)
 
@@ -185,7 +189,9 @@ def resume(folder, first, others):
     flags, batch, blocks = flags_of(first)
     right = plain(batch, blocks, 4)
     check(differences(run_mesh(folder / "saving", [*flags, "--steps=2"], world_of(first)), right))
-    losses = sum(loss * tokens for loss, tokens in zip(right["losses"][:STEPS], right["tokens"], strict=False))
+    losses = sum(
+        loss * tokens for loss, tokens in zip(right["losses"][:STEPS], right["tokens"], strict=False)
+    )
     for number, mesh in enumerate(others):
         there = shutil.copytree(folder / "saving", folder / str(number))
         flags = [*flags_of(mesh)[0], f"--batch={batch}", f"--blocks={blocks}", "--steps=4"]
@@ -194,7 +200,8 @@ def resume(folder, first, others):
         check(found)
         assert {path.name for path in there.glob("run-*")} == {"run-2", "run-4"}
         mean = float(re.search(r"epoch 1: loss ([\d.]+)", (there / "log-0").read_text())[1])
-        assert mean == pytest.approx(losses / sum(right["tokens"][:STEPS]), abs=2e-6)  # also of the steps before
+        # also of the steps before
+        assert mean == pytest.approx(losses / sum(right["tokens"][:STEPS]), abs=2e-6)
 
 
 def test_another_mesh_resumes_what_zero_bubble_has_saved(tmp_path):
@@ -222,7 +229,9 @@ def test_a_signal_to_one_rank_stops_all_stages_and_the_same_command_resumes_bit_
     again = run_mesh(tmp_path / "stopped", flags, 2)
     for whole, stopped, resumed in zip(ends["whole"], ends["stopped"], again, strict=True):
         assert stopped["losses"] + resumed["losses"] == whole["losses"] and len(stopped["losses"]) == 2
-        assert all(torch.equal(grad, resumed["grads"][-1][name]) for name, grad in whole["grads"][-1].items())
+        assert all(
+            torch.equal(grad, resumed["grads"][-1][name]) for name, grad in whole["grads"][-1].items()
+        )
 
 
 # --- refused, before any process waits for another
@@ -264,10 +273,14 @@ def test_only_rank_0_says_why_a_mesh_does_not_fit_the_processes(script, monkeypa
 
 @pytest.mark.parametrize("mesh", ["pp2", pytest.param("replicate2", marks=pytest.mark.nightly)])
 def test_memory_that_nobody_fills_is_named_and_all_ranks_end_before_a_step(tmp_path, mesh):
-    with pytest.raises(AssertionError, match=r"\nnobody fills blocks.3.mask, blocks.3.mean, blocks.3.scale: give it"):
+    with pytest.raises(
+        AssertionError, match=r"\nnobody fills blocks.3.mask, blocks.3.mean, blocks.3.scale: give it"
+    ):
         run_mesh(tmp_path, flags_of(mesh)[0], 2, meshes.leave_empty)
     logs = [(tmp_path / f"log-{rank}").read_text().splitlines() for rank in range(2)]
-    assert [len([line for line in log if "on cpu" not in line]) for log in logs] == [1, 1] and logs[1][-1] == "1"
+    assert [len([line for line in log if "on cpu" not in line]) for log in logs] == [1, 1] and logs[1][
+        -1
+    ] == "1"
 
 
 @pytest.mark.parametrize(("flags", "shards"), [("", 8), ("--tp 2", 4), ("--pp 2 --replicate 2 --tp 2", 1)])

@@ -71,8 +71,16 @@ def test_what_a_run_writes(runs):
     assert 0 <= rows[7]["validation_accuracy"] <= 1 and (rows[7]["validation_accuracy"] * 261) % 1 < 1e-6
     written = summary(out)
     assert written["settings"]["batch_size"] == 512 and written["settings"]["rung"] == "single"
-    assert written["environment"]["torch"] == torch.__version__ and written["environment"]["device"] == "cpu core"
-    assert len(written["environment"]["hosts"]) == len(written["peak_memory_mib"]) == written["world_size"] == 1
+    assert (
+        written["environment"]["torch"] == torch.__version__
+        and written["environment"]["device"] == "cpu core"
+    )
+    assert (
+        len(written["environment"]["hosts"])
+        == len(written["peak_memory_mib"])
+        == written["world_size"]
+        == 1
+    )
     assert (written["steps"], written["validation_loss"]) == (6, rows[7]["validation_loss"])
 
 
@@ -93,7 +101,9 @@ def test_a_new_run_keeps_the_last_ones_metrics(runs):
 
 
 def test_a_diverged_training_ends(runs):
-    with pytest.raises(RunFailed, match=r"^the loss is (nan|inf) at step \d+: the training diverged; lower --lr 1000"):
+    with pytest.raises(
+        RunFailed, match=r"^the loss is (nan|inf) at step \d+: the training diverged; lower --lr 1000"
+    ):
         runs("run", **TOY, optimizer="sgd", lr=1000, warmup_steps=0, steps=20, log_every=1)
 
 
@@ -115,7 +125,9 @@ def test_the_end_of_a_run_that_finds_no_room_is_one_line(tmp_path):
 def rates(runs, **settings):
     """The learning rate of every step that a run did."""
     seen = []
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"])
+    )
     try:
         runs("rates", **settings)
     finally:
@@ -130,14 +142,24 @@ def test_learning_rate_of_every_step(runs):
     assert rates(runs, **common) == pytest.approx(wanted)
     assert rates(runs, **common, steps=7) == pytest.approx(wanted[:7])
     assert rates(runs, **common | {"epochs": None}, steps=12) == pytest.approx(wanted)
-    assert rates(runs, **TOY, steps=4) == pytest.approx([0.0005, 0.001, 0.001, 0.0005])  # half of so few warm up
+    # half of so few warm up
+    assert rates(runs, **TOY, steps=4) == pytest.approx([0.0005, 0.001, 0.001, 0.0005])
     assert rates(runs, **TOY, steps=24)[8:12] == pytest.approx([0.0009, 0.001, 0.001, 0.000987], rel=1e-3)
 
 
-JPEG = {"dataset": "folder", "image_size": 32, "batch_size": 8, "model": "convnet", "epochs": 2, "log_every": 3}
+JPEG = {
+    "dataset": "folder",
+    "image_size": 32,
+    "batch_size": 8,
+    "model": "convnet",
+    "epochs": 2,
+    "log_every": 3,
+}
 
 
-def test_a_world_on_augmented_jpeg_files_trains_like_one_device_and_validates_what_it_trained(tmp_path, runs, jpegs):
+def test_a_world_on_augmented_jpeg_files_trains_like_one_device_and_validates_what_it_trained(
+    tmp_path, runs, jpegs
+):
     """Ten steps in two epochs, group norm: in each step the same images, cropped alike. A pipeline reads them once."""
     common = JPEG | {"data": str(jpegs), "norm": "group"}
     piped = {"rung": "pipeline", "schedule": "1F1B", "microbatches": 4, "cut": "layer1"}
@@ -166,11 +188,19 @@ def test_replicas_of_batch_norm_validate_with_the_first_ones_averages(monkeypatc
 
 
 def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_end(tmp_path):
-    settings = {"rung": "hybrid", "schedule": "ZBVZeroBubble", "image_size": 14, "batch_size": 8, "steps": 1}
+    settings = {
+        "rung": "hybrid",
+        "schedule": "ZBVZeroBubble",
+        "image_size": 14,
+        "batch_size": 8,
+        "steps": 1,
+    }
     settings |= {"timeline": True, "out": str(tmp_path)}
     run_worlds(tmp_path, [[4, TRAIN, written(tmp_path / "runs.json", [settings])]])
     (rows,) = timeline.load(tmp_path)
-    work = {rank: [r for r in rows if r["rank"] == rank and r["kind"] in timeline.WORKS] for rank in range(4)}
+    work = {
+        rank: [r for r in rows if r["rank"] == rank and r["kind"] in timeline.WORKS] for rank in range(4)
+    }
     assert {rank: {row["stage"] for row in lane} for rank, lane in work.items()} == {
         0: {0, 3}, 1: {1, 2}, 2: {0, 3}, 3: {1, 2}}  # fmt: skip
     assert all([row["kind"] for row in lane].index("A") == len(lane) - 1 for lane in work.values())

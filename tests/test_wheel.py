@@ -48,14 +48,18 @@ def installed(tmp_path_factory):
     (wheel,) = folder.glob("*.whl")
     shutil.unpack_archive(wheel, folder / "site", "zip")  # as pip does, which takes seconds
     shutil.rmtree(copy)
-    shutil.copytree(root() / "notebooks", here, ignore=lambda _, names: [n for n in names if not n.endswith(".ipynb")])
+    shutil.copytree(
+        root() / "notebooks", here, ignore=lambda _, names: [n for n in names if not n.endswith(".ipynb")]
+    )
     strange = ("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF", "PYTEST_CURRENT_TEST")
     env = {name: value for name, value in os.environ.items() if name not in strange}
     env |= {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 
     def run(*words, where=here, **more):
         command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=where, env=env | more, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, cwd=where, env=env | more, capture_output=True, text=True, timeout=300
+        )
         assert str(root()) not in done.stdout, done.stdout
         return done.stdout + done.stderr
 
@@ -82,8 +86,13 @@ def test_a_check_judges_a_prediction_and_a_program(installed):
     solutions = nbformat.read(root() / "notebooks/solutions/00_start_here.ipynb", as_version=4)
     task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 00.1\n"))
     number, row = next((n, row) for n, row in exercises().items() if isinstance(row.get("right"), str))
-    answers = {"right": row["right"], "wrong": next(other for other in row["choices"] if other != row["right"])}
-    said = installed("-c", CHECKS.format(number=number, program=task.partition("\n")[2], **answers)).splitlines()
+    answers = {
+        "right": row["right"],
+        "wrong": next(other for other in row["choices"] if other != row["right"]),
+    }
+    said = installed(
+        "-c", CHECKS.format(number=number, program=task.partition("\n")[2], **answers)
+    ).splitlines()
     verdicts = [f"{number}: not y", f"{number}: right", "00.1: right"]
     assert [line[:11] for line in said if line[2:3] == "."] == verdicts, said
 

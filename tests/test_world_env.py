@@ -30,12 +30,18 @@ SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
 
 
 def place(values):
-    return tuple(values[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size"))
+    return tuple(
+        values[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size")
+    )
 
 
 def step_of(tasks, rank, **more):
     """What a step of srun on the first node changes in the variables of a job."""
-    step = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks)}
+    step = {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+    }
     return SRUN | step | {"SLURM_NODEID": "0"} | more
 
 
@@ -50,10 +56,13 @@ NO_STEP = {k: v for k, v in SRUN.items() if not k.startswith("SLURM_STEP")} | {"
     (SRUN | {"SLURM_NODEID": "0"}, ("slurm", 6, 7, 0, 2)),
     (SRUN | {"SLURM_NODEID": "2"}, ("slurm", 6, 7, 0, 2)),
     (SRUN | {"SLURM_NODEID": "3"}, ("slurm", 6, 7, 0, 1)),
-    (step_of(2, 1, SLURM_LOCALID="1"), ("slurm", 1, 2, 1, 2)),  # ``srun --ntasks=2`` in a job of 7: the step counts
+    # ``srun --ntasks=2`` in a job of 7: the step counts
+    (step_of(2, 1, SLURM_LOCALID="1"), ("slurm", 1, 2, 1, 2)),
     (NO_STEP, ("none", 0, 1, 0, 1)),
-    (NO_STEP | {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),  # a batch script
-    (NO_STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),  # interactive
+    # a batch script
+    (NO_STEP | {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),
+    # interactive
+    (NO_STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),
     (step_of(1, 0), ("slurm", 0, 1, 0, 1)),
     # a user types into ``srun --pty bash``, and may start processes with --processes
     (step_of(1, 0, SLURM_PTY_PORT="39959"), ("none", 0, 1, 0, 1)),
@@ -94,7 +103,9 @@ def test_gpu_of_the_local_rank(monkeypatch):
     assert (world.device, gpus.current) == (torch.device("cuda", 1), 1)
     assert "nccl" in world.backend
     FakeGPUs(monkeypatch, 1)
-    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
+    with pytest.raises(
+        UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"
+    ):
         where_am_i(TORCHRUN)
 
 
@@ -103,8 +114,11 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
     tasks = {"SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "1"}
     assert where_am_i(SRUN | tasks).device == torch.device("cuda", 0)
     assert where_am_i(SRUN | tasks | {"SLURM_GPUS_ON_NODE": "2"}).device == torch.device("cuda", 0)
-    with pytest.raises(UserError, match="local rank 1 has no GPU of its own: 2 processes on this node, 1 GPUs visible"):
-        where_am_i(SRUN | tasks | {"SLURM_GPUS_ON_NODE": "1"})  # --gres=gpu:1 for two tasks: both see the same one
+    with pytest.raises(
+        UserError, match="local rank 1 has no GPU of its own: 2 processes on this node, 1 GPUs visible"
+    ):
+        # --gres=gpu:1 for two tasks: both see the same one
+        where_am_i(SRUN | tasks | {"SLURM_GPUS_ON_NODE": "1"})
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
@@ -120,7 +134,9 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
 def hold_cores(lock, processes, count, pipe):
     """In a process of its own: claim cores as local rank 1, and keep them until it is killed, or the tests end."""
     env.LOCK = lock
-    env.claim_cores(env.World(rank=1, world_size=processes, local_rank=1, local_world_size=processes), count)
+    env.claim_cores(
+        env.World(rank=1, world_size=processes, local_rank=1, local_world_size=processes), count
+    )
     pipe.send((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
     multiprocessing.parent_process().join()
 
@@ -188,7 +204,9 @@ def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, sh
 
 
 def test_the_oldest_versions_are_those_of_the_project():
-    lines = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["optional-dependencies"]["course"]
+    lines = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "course"
+    ]
     assert {f"{package}>={version}" for package, version in OLDEST.items()} <= set(lines)
 
 

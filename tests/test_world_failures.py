@@ -65,7 +65,8 @@ def test_one_rank_fails(rung, how, rank, processes, tmp_path):
     first = stderr.partition("Root Cause")[2]  # torchrun's account of who failed first
     assert f"rank      : {rank} (" in first, stderr
     assert ("the digits are upside down" in stderr) == (how == "raise")
-    assert stderr.count("Traceback") == 1 + (how == "raise"), stderr  # torchrun's own, and none of who lost the rank
+    # torchrun's own, and none of who lost the rank
+    assert stderr.count("Traceback") == 1 + (how == "raise"), stderr
 
 
 @pytest.mark.parametrize(("number", "moment"), [
@@ -77,7 +78,10 @@ def test_a_torchrun_that_is_ended_leaves_no_rank_behind(number, moment, tmp_path
     """By itself a torchrun that is killed would leave them. Ctrl-C costs no traceback of theirs."""
     out = tmp_path / "run"
     with running([*TORCHRUN, "2", "-m", "mpdemo.rungs.ddp", *TOY], out) as child:
-        ready = {"its ranks begin": lambda: len(processes_of(str(out))) == 3, "they train": lambda: steps_done(out)}
+        ready = {
+            "its ranks begin": lambda: len(processes_of(str(out))) == 3,
+            "they train": lambda: steps_done(out),
+        }
         until(ready[moment], 60)
         child.send_signal(number)
         stderr = child.communicate(timeout=SOON)[1]

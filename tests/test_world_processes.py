@@ -11,8 +11,12 @@ import pytest
 
 from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
 
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-KEEPS_A_ZOMBIE = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(60)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+)
+KEEPS_A_ZOMBIE = (
+    "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(60)"
+)
 CLEANS_UP = """
 import os, signal, sys
 from mpdemo.world.processes import clean_up_on_signals
@@ -68,7 +72,9 @@ def test_a_zombie_of_another_process_counts_as_ended(start):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_process_that_cleans_up_first(number):
     """Also where a second one comes meanwhile, as when a connection is lost."""
-    child = subprocess.run([sys.executable, "-c", CLEANS_UP, str(int(number))], capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", CLEANS_UP, str(int(number))], capture_output=True, text=True
+    )
     assert child.returncode == 128 + number and child.stdout == "clean\n", child.stderr
 
 

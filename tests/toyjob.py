@@ -27,8 +27,15 @@ class ToyJob(Job):
             # as a real job: an interrupt of the kernel does not reach it, and it ends with the kernel
             apart = {"start_new_session": True, "preexec_fn": be_killed_with_parent}
             self.process = subprocess.Popen(command, **streams, **apart)
-        record = {"id": self.process.pid, "started": start_time(self.process.pid), "where": HERE, "scratch": ""}
-        super().__init__(record | {"spec": {"name": "toy"}, "script": "none", "submitted": time.time()}, out)
+        record = {
+            "id": self.process.pid,
+            "started": start_time(self.process.pid),
+            "where": HERE,
+            "scratch": "",
+        }
+        super().__init__(
+            record | {"spec": {"name": "toy"}, "script": "none", "submitted": time.time()}, out
+        )
 
 
 def main(out, steps, pause, status):
@@ -37,7 +44,13 @@ def main(out, steps, pause, status):
         for step in range(1, int(steps) + 1):
             time.sleep(float(pause))
             loss = 2.3 * math.exp(-step / 20) + 0.02 * math.sin(step)
-            row = {"event": "step", "step": step, "steps": int(steps), "loss": loss, "images_per_second": 128.0}
+            row = {
+                "event": "step",
+                "step": step,
+                "steps": int(steps),
+                "loss": loss,
+                "images_per_second": 128.0,
+            }
             file.write(json.dumps(row) + "\n")
             print(f"\rtoy: {step}/{steps}", end="", flush=True)
     print("\nthe last line", flush=True)

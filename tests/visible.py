@@ -4,7 +4,8 @@ import os
 
 from mpdemo.world.devices import ON_THE_CPU, gpus_here
 
-os.environ.setdefault("GPUS_BEFORE_TESTS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))  # xdist's workers inherit it
+# xdist's workers inherit it
+os.environ.setdefault("GPUS_BEFORE_TESTS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 
 
 def show_gpus():

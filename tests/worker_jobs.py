@@ -40,7 +40,8 @@ def started(*words):
     """Start ``python -m mpdemo`` for the test's project, as in a terminal."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"PYTHONPATH": str(paths.source()), "MPDEMO_ROOT": str(paths.root())}
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore Ctrl-C
+    # a shell's background jobs ignore Ctrl-C
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [sys.executable, "-m", "mpdemo", *map(str, words)]
     return subprocess.Popen(command, env=environment, preexec_fn=heed, **streams)
 
@@ -72,7 +73,15 @@ def signal_while_compiling(number, folder, cache, *command):
 
     Returns the launcher's exit status and what it wrote to standard error.
     """
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *command,
+    ]
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
     with psutil.Popen(launch, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
         try:

@@ -12,7 +12,9 @@ from mpdemo.world import supervisor, warm
 
 EQUALITY, TRAIN = "tests/programs/equality.py", "tests/programs/training.py"
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torchvision", "mpdemo.measure.trial", "mpdemo.rungs.hybrid", "mpdemo.rungs.tensor"])
+FORKS.set_forkserver_preload(
+    ["torchvision", "mpdemo.measure.trial", "mpdemo.rungs.hybrid", "mpdemo.rungs.tensor"]
+)
 
 
 def forked(folder, function, *arguments, timeout=800, **environment) -> subprocess.CompletedProcess:
@@ -71,6 +73,8 @@ def written(path, content) -> str:
 def compared(folder, worlds, *options) -> dict:
     """Compare cases with the single device; worlds and results, one per case, by number of processes."""
     files = {n: folder / f"{n}.results" for n in worlds}
-    programs = [[n, EQUALITY, written(folder / f"{n}.cases", cases), str(files[n])] for n, cases in worlds.items()]
+    programs = [
+        [n, EQUALITY, written(folder / f"{n}.cases", cases), str(files[n])] for n, cases in worlds.items()
+    ]
     run_worlds(folder, [[*program, *options] for program in programs])
     return {n: json.loads(file.read_text()) for n, file in files.items()}

@@ -42,13 +42,16 @@ class SplitDataset:
     validation: Dataset
     classes: int
     channels: int
-    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and standard deviation of bytes' colours
+    # mean and standard deviation of bytes' colours
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Return a batch of samples' images as a model takes it, (B, C, S, S), float32, on the device where it is."""
         if self.pixels is None or images.dtype != torch.uint8:
             return images
-        mean, std = (255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in self.pixels)
+        mean, std = (
+            255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in self.pixels
+        )
         return images.to(torch.float32).sub_(mean).div_(std)
 
 
@@ -67,8 +70,11 @@ class SeededAugmentation(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        with torch.random.fork_rng(devices=[]):  # the CPU's alone: to seed all devices takes ten times as long
-            torch.default_generator.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
+        # the CPU's alone: to seed all devices takes ten times as long
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(
+                ((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63
+            )
             return self.dataset[index]
 
 
@@ -102,7 +108,9 @@ def load(dataset: str, path: str | Path | None = None, image_size: int = 28, see
     if path is None and dataset == "imagenet" and "DSDIR" in os.environ:
         path = Path(os.environ["DSDIR"]) / "imagenet" / "RawImages"
     if path is None:
-        raise UserError(f"--dataset {dataset} needs --data PATH or MPDEMO_DATA; expected: {LAYOUTS[dataset]}")
+        raise UserError(
+            f"--dataset {dataset} needs --data PATH or MPDEMO_DATA; expected: {LAYOUTS[dataset]}"
+        )
     path = Path(path)
     opener = {"mnist": _mnist, "imagenet": _imagenet, "folder": _folder}[dataset]
     try:
@@ -110,9 +118,15 @@ def load(dataset: str, path: str | Path | None = None, image_size: int = 28, see
             problem = "is empty" if path.exists() else "does not exist"
             raise UserError(f"data folder {path} {problem}; expected: {LAYOUTS[dataset]}")
         return opener(path, image_size, seed)
-    except (RuntimeError, OSError, ImportError) as error:  # what torchvision raises; it reads the devkit with scipy
+    except (
+        RuntimeError,
+        OSError,
+        ImportError,
+    ) as error:  # what torchvision raises; it reads the devkit with scipy
         reason = str(error).splitlines()[0]
-        raise UserError(f"data folder {path} is not a {dataset} set ({reason}); expected: {LAYOUTS[dataset]}") from None
+        raise UserError(
+            f"data folder {path} is not a {dataset} set ({reason}); expected: {LAYOUTS[dataset]}"
+        ) from None
 
 
 def _digits(image_size: int) -> SplitDataset:
@@ -133,7 +147,9 @@ def _mnist(path: Path, image_size: int, seed: int) -> SplitDataset:
     from torchvision.datasets import MNIST
 
     transform = t.Compose([t.Resize(image_size), t.ToTensor(), t.Normalize(*PIXELS["mnist"])])
-    train, validation = (MNIST(path, train=flag, transform=transform, download=False) for flag in (True, False))
+    train, validation = (
+        MNIST(path, train=flag, transform=transform, download=False) for flag in (True, False)
+    )
     return SplitDataset(train, validation, classes=10, channels=1)
 
 
@@ -155,7 +171,9 @@ def _folder(path: Path, image_size: int, seed: int) -> SplitDataset:
     same_classes(path, "folder", train.classes, validation.classes)
     classes = len(train.classes)
     if classes < 2:
-        raise UserError(f"data folder {path} does not hold two or more class folders; expected: {LAYOUTS['folder']}")
+        raise UserError(
+            f"data folder {path} does not hold two or more class folders; expected: {LAYOUTS['folder']}"
+        )
     if not is_split:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         count = max(1, len(order) // 10)

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from mpdemo.errors import UserError, error_line
 from mpdemo.world.say import log, own_rank
 
-READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
+# what the names of images end in
+READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 
 class ClassFolders(Dataset):
@@ -33,10 +34,14 @@ class ClassFolders(Dataset):
         self.seen = {str(path) for path in (top, *top.parents)}
         folders = self.new_folders(visible(folder))
         self.classes = [os.path.basename(path) for path in folders]
-        self.samples = [(image, label) for label, path in enumerate(folders) for image in self.images_below(path)]
+        self.samples = [
+            (image, label) for label, path in enumerate(folders) for image in self.images_below(path)
+        ]
         self.targets = [label for _, label in self.samples]
         if without := set(range(len(folders))) - set(self.targets):
-            raise UserError(f"class folder {folders[min(without)]} holds no image ({', '.join(READ)}); remove it")
+            raise UserError(
+                f"class folder {folders[min(without)]} holds no image ({', '.join(READ)}); remove it"
+            )
 
     def new_folders(self, paths) -> list[str]:
         """Return the folders among some paths, but those that, be it through a link, were seen already."""
@@ -80,7 +85,9 @@ def ending(path) -> str:
 def tell_left_out(folder, left_out):
     """Say once how many files are not read, and what their names end in."""
     if left_out and own_rank() in (None, "0"):
-        kinds = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5))
+        kinds = ", ".join(
+            f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5)
+        )
         log.warning("%d files in %s are not read: %s", left_out.total(), folder, kinds)
 
 
@@ -114,12 +121,17 @@ def pixels(path, size) -> torch.Tensor:
 
     try:
         with quiet(UserWarning), quiet(Image.DecompressionBombWarning), Image.open(path) as image:
-            image.draft("RGB", (4 * size, 4 * size))  # a JPEG alone: random crops begin at a quarter of a side
-            if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL would cut it off at 255
+            # a JPEG alone: random crops begin at a quarter of a side
+            image.draft("RGB", (4 * size, 4 * size))
+            # by older PILs
+            if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):
+                # PIL would cut it off at 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.mode in ("I", "F"):
                 what = "has 32 bits per pixel, and nothing says what is white; save it with 8 or 16"
                 raise UserError(f"image file {path} {what}")
             return pil_to_tensor(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises
-        raise UserError(f"image file {path} cannot be read ({error_line(error)}); replace it or remove it") from None
+        raise UserError(
+            f"image file {path} cannot be read ({error_line(error)}); replace it or remove it"
+        ) from None

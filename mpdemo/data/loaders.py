@@ -75,7 +75,8 @@ class Loaders:
         # the ranks together train on the same images in each step, whatever their number
         self.sampler = DistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
         common = {
-            "pin_memory": device is not None and device.type == "cuda",  # copies to a GPU run in the background
+            # copies to a GPU run in the background
+            "pin_memory": device is not None and device.type == "cuda",
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
         own = DataLoader(train, batch, sampler=self.sampler, drop_last=True, **common)

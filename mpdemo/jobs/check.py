@@ -52,7 +52,9 @@ def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = 
     how = {"capture_output": True, "text": True, "timeout": 30, "env": os.environ | {"LC_ALL": "C"}}
     said = subprocess.run(["bash", "-n"], input=text, **how).stderr
     if match := re.search(r"line (\d+): (.*)", said):
-        script.problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")
+        script.problem(
+            int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there"
+        )
     if ask_slurm and not script.problems and slurm.in_reach():
         try:
             slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
@@ -78,7 +80,9 @@ class Script:
             elif line.startswith("#SBATCH"):
                 self._read(number, line.removeprefix("#SBATCH"))
             elif re.match(r"\s*#+\s*SBATCH\s+-", line):
-                self.problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
+                self.problem(
+                    number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH"
+                )
             elif line.strip() and not line.lstrip().startswith("#"):
                 command_line = command_line or number
 
@@ -143,7 +147,9 @@ def shape(script, site):
         script.problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix)
     if gpus and script.launcher == "srun" and gpus % tasks and "exclusive" not in script.options:
         fix = f"--ntasks-per-node={gpus} for one process per GPU, or a GPU count that is a multiple of {tasks}"
-        script.problem(script.line("ntasks-per-node"), f"{tasks} processes do not match {gpus} GPUs on a node", fix)
+        script.problem(
+            script.line("ntasks-per-node"), f"{tasks} processes do not match {gpus} GPUs on a node", fix
+        )
     if tasks * cpus > site.cores_per_node:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
@@ -156,13 +162,18 @@ def constant_options(script, spec, site):
     if spec.gpus_per_node > site.gpus_per_node > 0 == script.gpus_per_node(spec.tasks_per_node):
         message = f"{spec.gpus_per_node} GPUs per node, but a node has {site.gpus_per_node}"
         script.problem(None, message, "take more nodes for more processes")
-    needed = {"nodes": spec.nodes, "ntasks": spec.nodes * spec.tasks_per_node, "ntasks-per-node": spec.tasks_per_node}
+    needed = {
+        "nodes": spec.nodes,
+        "ntasks": spec.nodes * spec.tasks_per_node,
+        "ntasks-per-node": spec.tasks_per_node,
+    }
     if spec.gpus_per_node and site.gpus_per_node:
         needed |= {"gpus-per-task": of_task, "gpu-bind=single": of_task, "gpu-bind=per_task": of_task}
     of_directives = (f"{name}={value}" for name, (value, _) in script.options.items())
     for text in (*unbound(site.srun_options, spec), *of_directives):
         name, _, value = text.removeprefix("--").replace(":", "=").rpartition("=")
-        given = "1" if name == "gpu-bind=single" else value  # https://slurm.schedmd.com/srun.html#OPT_gpu-bind
+        # https://slurm.schedmd.com/srun.html#OPT_gpu-bind
+        given = "1" if name == "gpu-bind=single" else value
         if given.isdigit() and name in needed and int(given) != needed[name]:
             what = f"{text} of site file {site.name}.sbatch holds for every job; this one needs {needed[name]} there"
             script.problem(script.line(name), what, "write a hole there, as generic.sbatch does")

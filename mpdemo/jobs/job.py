@@ -32,7 +32,8 @@ LAST_LINES = 12  # of a failed job's log
 TORCHRUN = "failed (exitcode: "  # with which it begins its report
 LABEL = re.compile(r"^(?:\s*\d+: )+")  # of srun --label
 RECORD = "job.json"  # in the run's folder: which job it has
-ID = re.compile(r"\d{1,10}(_\d+)?(;[\w-]+)?")  # a process here, or a job of Slurm, perhaps in an array or elsewhere
+# a process here, or a job of Slurm, perhaps in an array or elsewhere
+ID = re.compile(r"\d{1,10}(_\d+)?(;[\w-]+)?")
 LONGEST = 2**30  # bytes of a log that are read, at its end
 SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
 DAY = 86400.0  # seconds
@@ -57,7 +58,8 @@ class Job:
         self.out = Path(out)
         self.script = Path(record["script"])
         self.polling_seconds = record.get("polling_seconds", 5.0)
-        self.own_cluster: bool | None = None  # whether the cluster found here is the job's own; not known yet
+        # whether the cluster found here is the job's own; not known yet
+        self.own_cluster: bool | None = None
         self._back_end = slurm_job if record.get("identity") else local_job
         self._seen: Answer | None = None  # the last answer
         self._seen_at = -math.inf  # when it was given
@@ -152,7 +154,9 @@ class Job:
         A program that listens saves and stops then. `UserError` where the job does not run. Taught in notebook 10.
         """
         if self.state != "running":
-            raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
+            raise UserError(
+                f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned"
+            )
         self._back_end.warn(self)
 
     @property
@@ -188,7 +192,9 @@ class Job:
                 state, begin = self.state, time.monotonic()
             limit = limits.get(state, math.inf)
             if time.monotonic() - begin > limit:
-                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.answer} after {limit:g} s; it runs on")
+                raise TimeoutError(
+                    f"job {self.id} ({self.name}) is still {self.answer} after {limit:g} s; it runs on"
+                )
             if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
                 print(f"job {self.id} ({self.name}) waits in the queue: {self.answer}", file=sys.stderr)
                 said = True
@@ -209,7 +215,8 @@ class Job:
         """Return how the job ended, where its log is, the log's last lines, and what to ask."""
         files = ", ".join(map(str, self.log_files)) or "none"
         lines = self.log().splitlines()
-        end = next((k for k, line in enumerate(lines, 1) if TORCHRUN in line), len(lines))  # its box says no more
+        # its box says no more
+        end = next((k for k, line in enumerate(lines, 1) if TORCHRUN in line), len(lines))
         said = "\n".join(lines[:end][-LAST_LINES:])
         ask = f"what it may be: mpdemo explain {self.folder}"
         return printable(f"{self.title}: {self.answer}; log: {files}\nits last lines:\n{said}\n{ask}")
@@ -242,7 +249,9 @@ def read_record(out: str | Path) -> dict[str, Any] | None:
         record = foreign.unpacked(file)
         foreign.typed(record, **FIELDS, id=int | str, where=str, script=str)["where"], record["script"]
         foreign.typed(record["spec"], name=str, command=list, nodes=int, processes_per_node=int)["name"]
-        if not ID.fullmatch(str(record["id"])) or not (record.get("identity") or str(record["id"]).isdecimal()):
+        if not ID.fullmatch(str(record["id"])) or not (
+            record.get("identity") or str(record["id"]).isdecimal()
+        ):
             raise ValueError(f"id can't be {record['id']!r}")
         if "final" in record:
             record["final"] = foreign.typed(record["final"], **ANSWER)

@@ -14,7 +14,8 @@ VENV = '[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
 # fail and variables that are not set. The status of each whole line counts.
 FAILED = 'failed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
 EXPORT = re.compile(r"export [^`;&|()#\\]*")  # a line that cannot fail
-BLOCK = re.compile(r"\s|(if|then|else|elif|fi|for|while|until|do|done|case|esac)\b|[{}]|\w+ *\(\)")  # more than a line
+# more than a line
+BLOCK = re.compile(r"\s|(if|then|else|elif|fi|for|while|until|do|done|case|esac)\b|[{}]|\w+ *\(\)")
 
 FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 MASTER_PORT = """\
@@ -74,18 +75,24 @@ def launch(spec, site, options) -> str:
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
     if spec.launcher == "srun":
         return f"{srun} \\\n  {site.python} {lines_of(spec.command)}"
-    as_it_is = spec.command[0] == "-m" or spec.command[0].endswith(".py")  # torchrun starts no option such as -c
+    # torchrun starts no option such as -c
+    as_it_is = spec.command[0] == "-m" or spec.command[0].endswith(".py")
     program = "" if as_it_is else "--no-python python "
-    unchanged = [word.replace("$", "$$") for word in spec.command]  # it reads $$ and ${local_rank} as its own
+    # it reads $$ and ${local_rank} as its own
+    unchanged = [word.replace("$", "$$") for word in spec.command]
     started = f"{program}{lines_of(unchanged)}"
     if by_itself(spec):
         torchrun = f"{site.python} -m torch.distributed.run --standalone --nproc-per-node={spec.processes_per_node}"
         return signals(spec) + " \\\n  ".join([srun, torchrun, started])
     python = site.python.replace("'", "'\\''")  # as it stands between single quotes
     torchrun = f"bash -c 'exec {python} -m torch.distributed.run"
-    nodes = f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node}'
+    nodes = (
+        f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node}'
+    )
     meet = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\''
-    return signals(spec) + f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, nodes, meet, f"torchrun {started}"])
+    return (
+        signals(spec) + f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, nodes, meet, f"torchrun {started}"])
+    )
 
 
 def unbound(options, spec) -> list[str]:
@@ -101,4 +108,6 @@ def option_name(text) -> str:
 
 def lines_of(command) -> str:
     """Return a command as one writes it by hand: each option on a line of its own."""
-    return " ".join(f"\\\n  {word}" if word.startswith("--") else word for word in map(shlex.quote, command))
+    return " ".join(
+        f"\\\n  {word}" if word.startswith("--") else word for word in map(shlex.quote, command)
+    )

@@ -99,7 +99,9 @@ def answer_at_the_end(out) -> Answer | None:
 def ranks(out) -> dict:
     """Return the processes of a job that runs: rank -> process."""
     with foreign.faults(f"{out / RANKS} is damaged"):
-        return {rank: int(line) for rank, line in enumerate(foreign.tail(out / RANKS, MOST_RANKS)[0].split())}
+        return {
+            rank: int(line) for rank, line in enumerate(foreign.tail(out / RANKS, MOST_RANKS)[0].split())
+        }
 
 
 def supervisor_lives(record) -> bool:
@@ -130,7 +132,13 @@ def start(spec) -> dict:
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    record = {"id": pid, "started": start_time(pid), "identity": None, "where": HERE, "host": platform.node()}
+    record = {
+        "id": pid,
+        "started": start_time(pid),
+        "identity": None,
+        "where": HERE,
+        "host": platform.node(),
+    }
     STARTED[_key(record)] = pipe, scratch
     return record
 

@@ -28,7 +28,9 @@ def programs(command: tuple[str, ...]) -> dict[str, str]:
     root, for a module) and in the folders of the root that Python searches. A name that is put together is not found.
     """
     root, texts, seen = paths.root(), {}, {}
-    shared = [folder for folder in map(Path, [*sys.path, str(paths.source())]) if folder.is_relative_to(root)]
+    shared = [
+        folder for folder in map(Path, [*sys.path, str(paths.source())]) if folder.is_relative_to(root)
+    ]
     shared = [folder for folder in shared if "site-packages" not in folder.parts]
     waiting = list(of_command(command, root, seen))
     for file, home in waiting:
@@ -65,7 +67,10 @@ def of_text(text, file, folders, root, seen) -> Generator[Path]:
 def named_in(text) -> set:
     """Return what a program imports, with the number of dots before it, and its texts; nothing where it has errors."""
     names = set()
-    with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError),
+    ):
         warnings.simplefilter("ignore")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):

@@ -22,7 +22,18 @@ from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.jobs import slurm
 
 # What `mpdemo.jobs.sbatch_text` fills in. Elsewhere in a line, braces are the shell's.
-IN_DIRECTIVES = ("name", "nodes", "tasks", "job_tasks", "gpus", "task_gpus", "job_gpus", "cpus", "time", "signal")
+IN_DIRECTIVES = (
+    "name",
+    "nodes",
+    "tasks",
+    "job_tasks",
+    "gpus",
+    "task_gpus",
+    "job_gpus",
+    "cpus",
+    "time",
+    "signal",
+)
 IN_COMMANDS = ("course", "first_node", "environment", "devices", "launch")
 HOLE = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 FACT, DIRECTIVE = "#:", "#SBATCH"
@@ -110,7 +121,9 @@ def load_site(name: str | Path | None = None) -> Site:
             continue
         expanded = os.path.expandvars(directive)  # Slurm expands none there; all other lines reach a shell
         if "$" in expanded:
-            raise UserError(f"site file {site.name}.sbatch: {directive.strip()}: a variable is not set; do: export it")
+            raise UserError(
+                f"site file {site.name}.sbatch: {directive.strip()}: a variable is not set; do: export it"
+            )
         lines[k] = expanded + mark + comment
     return dataclasses.replace(site, text="\n".join(lines) + "\n")
 
@@ -125,7 +138,9 @@ def read_site(name) -> Site:
     file = Path(name) if name.endswith(".sbatch") else site_files().get(name)
     if file is None or not file.exists():
         names, new = ", ".join(sorted(site_files())), Path(name).stem + ".sbatch"
-        raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites{older(name)}")
+        raise UserError(
+            f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites{older(name)}"
+        )
     try:
         text = file.read_text(encoding="utf-8")
         facts = "\n".join(line.removeprefix(FACT) for line in text.splitlines() if line.startswith(FACT))
@@ -140,7 +155,9 @@ def older(name) -> str:
     """Say what to do with a site file of before, if there is one of this name."""
     if not paths.slurm_files(f"sites/{Path(name).stem}.toml"):
         return ""
-    return "; a .toml file is of an earlier version: write a batch script with holes, see generic.sbatch there"
+    return (
+        "; a .toml file is of an earlier version: write a batch script with holes, see generic.sbatch there"
+    )
 
 
 def refuse_what_is_no_script(site):

@@ -19,8 +19,14 @@ TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clien
 # sbatch takes them for options, and they count more than the file's: people set them for a course's day.
 OF_THE_USER = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 SILENT = (
-    *("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out"),
-    "is DOWN",  # scontrol show config says it of a controller that has just gone, below all it had told before
+    *(
+        "Unable to contact slurm controller",
+        "Socket timed out",
+        "Connection refused",
+        "Connection timed out",
+    ),
+    # scontrol show config says it of a controller that has just gone, below all it had told before
+    "is DOWN",
 )
 # Our state -> Slurm's.
 SLURM_STATES = {
@@ -43,7 +49,8 @@ FIRST_STATUS = re.compile(
 )
 SLURMSTEPD = r"^(?: *\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
 MEMORY = re.compile(
-    SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
+    SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -80,7 +87,9 @@ def in_reach() -> bool:
     if conf and Path(conf).exists():
         return True
     if conf:
-        raise SlurmError(f"SLURM_CONF = {conf!r}: no such file; do: unset SLURM_CONF, or start that cluster")
+        raise SlurmError(
+            f"SLURM_CONF = {conf!r}: no such file; do: unset SLURM_CONF, or start that cluster"
+        )
     try:
         done = run("scontrol", "ping")
     except subprocess.TimeoutExpired:
@@ -92,9 +101,17 @@ def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
     environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    if cluster := next((word.partition(";")[2] for word in command if re.fullmatch(r"\d+;[\w-]+", word)), ""):
-        command = [command[0], f"--clusters={cluster}", *(word.removesuffix(f";{cluster}") for word in command[1:])]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
+    if cluster := next(
+        (word.partition(";")[2] for word in command if re.fullmatch(r"\d+;[\w-]+", word)), ""
+    ):
+        command = [
+            command[0],
+            f"--clusters={cluster}",
+            *(word.removesuffix(f";{cluster}") for word in command[1:]),
+        ]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options
+    )
 
 
 def number(job_id) -> str:
@@ -118,7 +135,9 @@ def client(*command, **options) -> str:
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later") from None
     if done.returncode:
-        said = done.stderr or "\n".join(line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line))
+        said = done.stderr or "\n".join(
+            line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line)
+        )
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
         raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)

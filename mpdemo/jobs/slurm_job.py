@@ -19,11 +19,15 @@ from mpdemo.jobs.slurm import Answer
 
 PATIENCE = 0.5  # s between two looks at the user's jobs
 OWN = ("-u", str(os.getuid()), "-t", "all", "-o", "%i|%T|%M|%r")  # number, state, run time, reason
-WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far as one may see them: the next one first
-COUNT_EVERY = 6  # polling intervals between two looks at all users' jobs, from which places in the queue are counted
+# of all users, as far as one may see them: the next one first
+WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")
+# polling intervals between two looks at all users' jobs, from which places in the queue are counted
+COUNT_EVERY = 6
 LISTINGS = {}  # the newest answer, by the cluster (`slurm.identity`) and the question
 LOCK = threading.Lock()  # threads that look at the same time ask once
-CANCELLED = re.compile(slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
+CANCELLED = re.compile(
+    slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE
+)
 
 
 def start(spec, script, identity, separate_errors=False) -> dict:
@@ -70,7 +74,9 @@ def ask(job) -> Answer:
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
     answer = answer or answer_from_files(job)
     if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
-        answer = answer._replace(state=slurm.state_by_status(job.log(slurm.ENOUGH), answer.exit_status or 1))
+        answer = answer._replace(
+            state=slurm.state_by_status(job.log(slurm.ENOUGH), answer.exit_status or 1)
+        )
     if answer.state not in ("pending", "running", "unknown"):
         job.remember(answer)
     return answer
@@ -78,7 +84,8 @@ def ask(job) -> Answer:
 
 def _ask_slurm(job) -> Answer | None:
     """Look the job up among the user's jobs; one that neither waits nor runs is asked for, once."""
-    if job.own_cluster is None:  # another reachable cluster may have a job of the same number, so it is not asked
+    # another reachable cluster may have a job of the same number, so it is not asked
+    if job.own_cluster is None:
         job.own_cluster = slurm.in_reach() and slurm.identity() == job.record["identity"]
     if not job.own_cluster:
         return None
@@ -142,7 +149,9 @@ def look_up(job_id) -> Answer | None:
             raise
     else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
         fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
-        return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
+        return slurm.make_answer(
+            *(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime"))
+        )
     try:
         rows = slurm.client("sacct", "-nPX", "-o", "State,ExitCode,Elapsed", "-j", job_id).splitlines()
     except slurm.SlurmError:  # no accounting

@@ -61,11 +61,19 @@ class JobSpec:
     )
     nodes: int = Field(1, ge=1, description="world size = nodes x processes_per_node")
     processes_per_node: int = Field(1, ge=1)
-    gpus_per_process: int = Field(1, ge=0, description="more than 1 for a process that drives several devices itself")
-    cpus_per_process: int | None = Field(None, ge=1, description="None: its GPUs' share of the node's cores")
-    time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
+    gpus_per_process: int = Field(
+        1, ge=0, description="more than 1 for a process that drives several devices itself"
+    )
+    cpus_per_process: int | None = Field(
+        None, ge=1, description="None: its GPUs' share of the node's cores"
+    )
+    time_limit: TimeLimit = Field(
+        "00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it"
+    )
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
-    oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
+    oversubscribe: bool = Field(
+        False, description="without a Slurm: more processes here than there are cores"
+    )
     signal: str | None = Field(
         None,
         pattern=r"^(USR1|USR2|TERM|INT)@[0-9]{1,5}$",
@@ -74,11 +82,18 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.out)
-        if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) in (".", "runs") or "\\" in self.out:
+        if (
+            path.is_absolute()
+            or {"..", "~"} & set(path.parts)
+            or str(path) in (".", "runs")
+            or "\\" in self.out
+        ):
             allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
             raise UserError(f"out {self.out!r} is not allowed; allowed: {allowed}")
         if self.signal and int(self.signal.partition("@")[2]) >= slurm.limit(self.time_limit):
-            raise UserError(f"signal {self.signal!r} comes before the start; time_limit is only {self.time_limit}")
+            raise UserError(
+                f"signal {self.signal!r} comes before the start; time_limit is only {self.time_limit}"
+            )
 
     @property
     def world_size(self) -> int:
@@ -113,7 +128,9 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
     program, *rest = words_of(command)
     JobSpec("a", ("a",), "a", nodes=nodes)  # refuses a bad number, before the next lines compute with it
     if isinstance(name, str) and name and not {"", ".", "..", "~"}.isdisjoint(name.split("/")):
-        raise UserError(f"name {name!r} is not allowed; allowed: what can name a folder in runs/, as 03_ddp")
+        raise UserError(
+            f"name {name!r} is not allowed; allowed: what can name a folder in runs/, as 03_ddp"
+        )
     if program == "torchrun":
         arguments, processes = by_torchrun(rest, nodes)
         words = {"launcher": "torchrun", "processes_per_node": processes} | words
@@ -121,13 +138,18 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
         arguments = (*COURSE, *rest) if program == "mpdemo" else tuple(rest)
     rung = of_rung(arguments)
     if rung:
-        words = {"out": rung.out, "gpus_per_process": 1 if is_per_device(rung) else checked(rung).devices} | words
+        words = {
+            "out": rung.out,
+            "gpus_per_process": 1 if is_per_device(rung) else checked(rung).devices,
+        } | words
         name = name or rung.out.rpartition("/")[2]
     of_course = arguments[2] if arguments[:2] == COURSE else ""
     words = {"launcher": "srun"} | NEEDS.get(of_course, {}) | words
     if arguments == ("-m",):
         raise UserError(f"{program} -m: which module?")
-    what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[2].strip("-")
+    what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[
+        2
+    ].strip("-")
     what = re.sub(r"[\x00-\x1f\x7f]", "", what)
     name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode(errors='replace')) & 0xFFFF:04x}"
     spec = JobSpec(**{"name": name, "command": arguments, "out": f"runs/{name}", "nodes": nodes} | words)
@@ -182,7 +204,9 @@ def of_rung(arguments) -> Settings | None:
     module, options = arguments[1], arguments[2:]
     rung = module.removeprefix(RUNG)
     if rung not in RUNGS:
-        raise UserError(f"no module {module}; there are {RUNG}{{{','.join(RUNGS)}}}{did_you_mean(rung, RUNGS)}")
+        raise UserError(
+            f"no module {module}; there are {RUNG}{{{','.join(RUNGS)}}}{did_you_mean(rung, RUNGS)}"
+        )
     parser = LineParser(prog=module, add_help=False)
     add_options(parser, Settings, without=("rung",))
     settings = options_from(parser.parse_args(options), Settings, rung=rung)

@@ -65,7 +65,11 @@ def start(spec: JobSpec, site: Site, identity: Any, out: Path, announce: bool = 
     with results_aside(spec, out):
         path = Path(spec.out, "job.sbatch")
         (paths.root() / path).write_text(render(spec, site), encoding="utf-8")
-        started = slurm_job.start(spec, path, identity, site.gives("error")) if identity else local_job.start(spec)
+        started = (
+            slurm_job.start(spec, path, identity, site.gives("error"))
+            if identity
+            else local_job.start(spec)
+        )
     record = {**started, "script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record["programs"] = read
     record["polling_seconds"] = site.polling_seconds
@@ -90,7 +94,11 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     stale = "it was cancelled" if job.state == "cancelled" else stale
     if same and not resubmit and not (stale and job.finished):
         known = f"found job {job.id} ({job.state}) in {spec.out}: not submitted again"
-        known += f", although {stale}; do: cancel it, and run this again" if stale else "; resubmit=True runs it again"
+        known += (
+            f", although {stale}; do: cancel it, and run this again"
+            if stale
+            else "; resubmit=True runs it again"
+        )
         print(wrapped(known))
         return job
     if not job.finished:
@@ -99,15 +107,27 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     if job.state == "unknown" and not job.own_cluster and not resubmit:
         what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
-    why = "of resubmit=True" if same else "the command or an option has changed" if same_place else "it ran elsewhere"
-    print(wrapped(f"found job {job.id} ({job.state}); submitting a new one, because {(same and stale) or why}"))
+    why = (
+        "of resubmit=True"
+        if same
+        else "the command or an option has changed"
+        if same_place
+        else "it ran elsewhere"
+    )
+    print(
+        wrapped(
+            f"found job {job.id} ({job.state}); submitting a new one, because {(same and stale) or why}"
+        )
+    )
     return None
 
 
 def announcement(spec: JobSpec, record: dict[str, Any]) -> str:
     """Return the one line that reports where the job went."""
     if record["identity"]:
-        given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
+        given = ", ".join(
+            f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name)
+        )
         given = f", with {given} of the environment" if given else ""
         return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"
     how = f"{spec.world_size} processes" if spec.world_size > 1 else "1 process"
@@ -126,7 +146,9 @@ def alone(spec: JobSpec) -> Generator[Path]:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(folder)
-        raise UserError(f"another Python is submitting a job to {spec.out}; do: wait, or give another out=") from None
+        raise UserError(
+            f"another Python is submitting a job to {spec.out}; do: wait, or give another out="
+        ) from None
     except OSError:
         pass  # this file system has no locks
     try:
@@ -168,11 +190,15 @@ def make_folder(spec: JobSpec) -> Path:
             if not runs.is_symlink() and not runs.exists():
                 runs.symlink_to(Path(elsewhere).absolute())
             if runs.resolve() != Path(elsewhere).resolve():
-                raise UserError(f"MPDEMO_RUNS is {elsewhere}, but {runs} is there already; do: mv {runs} {runs}.before")
+                raise UserError(
+                    f"MPDEMO_RUNS is {elsewhere}, but {runs} is there already; do: mv {runs} {runs}.before"
+                )
         for folder in (paths.root() / spec.out, paths.root() / paths.SITES):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
     if not os.access(paths.root() / spec.out, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into {spec.out}; work in a folder of your own: export MPDEMO_ROOT=...")
+        raise UserError(
+            f"cannot write into {spec.out}; work in a folder of your own: export MPDEMO_ROOT=..."
+        )
     return paths.root() / spec.out

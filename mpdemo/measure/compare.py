@@ -65,7 +65,9 @@ class Comparison:
 
         Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place.
         """
-        for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
+        for number in tqdm(
+            range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0
+        ):
             for name, trial in random.Random(number).sample(list(self.trials.items()), len(self.trials)):
                 seconds = self._time_step(trial)
                 if number >= 0:
@@ -103,7 +105,9 @@ def compare(variants, world, *given) -> Comparison:
         if timeline:
             record_updates(trial.rung.optimizer, trial.run.recorder)
     comparison.errors = gradient_differences(comparison)
-    comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
+    comparison.add(
+        INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True
+    )
     return comparison
 
 
@@ -140,14 +144,16 @@ def least_seconds(comparison, name, settings) -> list[float]:
         return comparison.seconds[INDEPENDENT]
     trial, cores = comparison.trials[name], shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
-    timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
+    # not the warm-up, nor a step for its gradients
+    timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]
     return [predict_seconds(step, schedule, cores) for step in timed]
 
 
 def gradient_differences(comparison) -> dict:
     """Return the largest relative difference of every variant's gradients from the single device's, by name."""
     single, reference = comparison.trials[SINGLE], None
-    if single:  # through the host's memory: a GPU's tensors arrive on the GPU of the same number, in every process
+    # through the host's memory: a GPU's tensors arrive on the GPU of the same number, in every process
+    if single:
         reference = {name: gradient.cpu() for name, gradient in single.gradients().items()}
     reference = gather_objects(reference)[0]
     errors = {}
@@ -161,7 +167,9 @@ def model_and_batch(settings):
     """Return the model with its initial weights, and one batch of real images: (B, C, S, S) and (B,)."""
     dataset = data.load(settings.dataset, settings.data, settings.image_size or 28, settings.seed)
     samples = [dataset.train[i] for i in range(settings.batch_size)]
-    images, labels = (torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True))
+    images, labels = (
+        torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True)
+    )
     images = dataset.prepare(images)
     model = build_model(replace(settings, image_size=images.shape[-1]), dataset.classes, dataset.channels)
     return model, (images, labels)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROUNDS = int(os.environ.get("MPDEMO_ROUNDS", 9))  # of every measurement; the tests ask for 2, which only run the code
+# of every measurement; the tests ask for 2, which only run the code
+ROUNDS = int(os.environ.get("MPDEMO_ROUNDS", 9))
 LEAST_ROUNDS = 6
 RESAMPLES = 10_000
 DIGITS = ".2f"

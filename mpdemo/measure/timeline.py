@@ -61,7 +61,9 @@ def waiting(rows) -> list[dict]:
     last = max(rows, key=lambda row: row["end"])
     found = []
     for rank in sorted({row["rank"] for row in rows}):
-        busy = [(row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"]
+        busy = [
+            (row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"
+        ]
         own = [row for row in rows if rank in (row["rank"], row.get("to"))]
         reasons = [(max(row["end"] for row in own), last["end"], "waits", last["rank"])]
         for row in own:
@@ -124,7 +126,9 @@ def predict_seconds(step, schedule, cores=None):
     than all these times one after the other on each core.
     """
     if cores:
-        works = [row | {"end": row["start"] + row["on_core"]} for row in step if row["kind"] in (*COMPUTES, "O")]
+        works = [
+            row | {"end": row["start"] + row["on_core"]} for row in step if row["kind"] in (*COMPUTES, "O")
+        ]
         return max(predict_seconds(works, schedule), sum(row["on_core"] for row in works) / cores)
     updates = {row["rank"]: row["end"] - row["start"] for row in step if row["kind"] == "O"}
     return max(row["end"] + updates.get(row["rank"], 0.0) for row in predict([step], schedule).events)

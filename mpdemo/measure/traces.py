@@ -12,12 +12,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from mpdemo.errors import UserError, text_of
-from mpdemo.measure.spans import MESSAGE, load, rank_steps
+from mpdemo.measure.spans import load, rank_steps
+from mpdemo.measure.transfers import MESSAGE
 
 APART = 5e-3  # s by which a rank seems to leave a collective before the last one joins, where clocks differ
 PARTS = "weights", "optimizer", "gradients", "activations"  # of the memory
 OF_A_TRACE = "gathered weights", "there before", "gradients", "activations"
-FSDP = ("FSDP::all_gather", "FSDP::pre_"), "FSDP::post_backward_reduce"  # spans that allocate weights, gradients
+# spans that allocate weights, gradients
+FSDP = ("FSDP::all_gather", "FSDP::pre_"), "FSDP::post_backward_reduce"
 MOST = 160  # rows of memory in a step
 
 
@@ -27,41 +29,63 @@ def read(paths) -> dict:
     `paths` is a pattern such as ``trace-rank*.json.gz``, or a list of files, one per rank.
     """
     several = isinstance(paths, list | tuple)
-    found = [text_of(path, "a trace's path, or a pattern of paths,") for path in (paths if several else [paths])]
+    found = [
+        text_of(path, "a trace's path, or a pattern of paths,") for path in (paths if several else [paths])
+    ]
     found = found if several else sorted(glob(found[0]))
     if not found:
-        raise UserError(f"no trace {paths}; write one per rank: profiler.export_chrome_trace('trace-rank0.json.gz')")
+        raise UserError(
+            f"no trace {paths}; write one per rank: profiler.export_chrome_trace('trace-rank0.json.gz')"
+        )
     traces = sorted((load(path) for path in found), key=lambda trace: trace.rank)
     if [trace.rank for trace in traces] != list(range(traces[0].world)):
         ranks = ", ".join(str(trace.rank) for trace in traces)
         raise UserError(f"these are traces of ranks {ranks} of {traces[0].world}; give one of each")
     ranks = [
-        inner(steps) if trace.memory else steps for trace, steps in zip(traces, map(with_memory, traces), strict=True)
+        inner(steps) if trace.memory else steps
+        for trace, steps in zip(traces, map(with_memory, traces), strict=True)
     ]
     step = typical([merge(parts) for parts in zip(*ranks, strict=False)])
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     note = f"From {Path(found[0]).name}{others}: of {len(ranks[0])} steps the one of median length."
-    about = {"source": "recorded", "strategy": "trace", "tab": "Yours", "title": "Your own trace", "note": note}
+    about = {
+        "source": "recorded",
+        "strategy": "trace",
+        "tab": "Yours",
+        "title": "Your own trace",
+        "note": note,
+    }
     return about | {"parts": OF_A_TRACE, "hang": None} | step
 
 
 def merge(parts) -> dict:
     """Join one step of all ranks: `ranks`, `events` from 0 to `end` in seconds, and `memory` of each rank, or None."""
     if len(names := dict.fromkeys(part["name"] for part in parts)) > 1:
-        raise UserError(f"the ranks' traces begin with other steps: {', '.join(names)}; give traces of the same steps")
+        raise UserError(
+            f"the ranks' traces begin with other steps: {', '.join(names)}; give traces of the same steps"
+        )
     zero = min(part["start"] for part in parts)
     groups, events = defaultdict(list), []
     for part in parts:
         for row in part["events"]:
             (groups[row["group"]] if "group" in row else events).append(row)
-    for number, ((_, members, _), rows) in enumerate(sorted(groups.items(), key=lambda pair: pair[1][0]["start"])):
+    for number, ((_, members, _), rows) in enumerate(
+        sorted(groups.items(), key=lambda pair: pair[1][0]["start"])
+    ):
         if len(rows) != len(members) or len({row["kind"] in MESSAGE or row["kind"] for row in rows}) > 1:
             said = f"the {rows[0]['name']} number {number + 1} of ranks {', '.join(map(str, members))}"
-            raise UserError(f"{said} has no like in all of their traces; give traces of the same steps of one run")
+            raise UserError(
+                f"{said} has no like in all of their traces; give traces of the same steps of one run"
+            )
         events += transfer(rows, f"g{number}")
     for row in events:
-        row.update({key: round(row[key] - zero, 6) for key in ("start", "posted", "moves", "end") if key in row})
-    memory = [[[round(max(time - zero, 0), 6), *values] for time, *values in part.get("memory", ())] for part in parts]
+        row.update(
+            {key: round(row[key] - zero, 6) for key in ("start", "posted", "moves", "end") if key in row}
+        )
+    memory = [
+        [[round(max(time - zero, 0), 6), *values] for time, *values in part.get("memory", ())]
+        for part in parts
+    ]
     events.sort(key=lambda row: (row["rank"], row["start"]))
     ranks = 1 + max((row["rank"] for row in events), default=0)
     end = round(max(part["end"] for part in parts) - zero, 6)
@@ -127,10 +151,14 @@ def blocks_of_memory(trace, steps, events) -> list:
     FSDP allocates weights that it gathers and gradients that it reduces. Of a backward pass, the gradients are what
     is freed after it. gloo's threads free blocks without a word, at the latest when the optimizer begins.
     """
-    gathers, reduces = ([(s.start, s.end) for s in trace.spans if s.name.startswith(names)] for names in FSDP)
+    gathers, reduces = (
+        [(s.start, s.end) for s in trace.spans if s.name.startswith(names)] for names in FSDP
+    )
     passes, blocks, live = list(backward_passes(steps)), [], {}
     for time, _, address, bytes_, _ in events:
-        for other in [a for a, row in live.items() if a < address + max(bytes_, 1) and address < a + row[2]]:
+        for other in [
+            a for a, row in live.items() if a < address + max(bytes_, 1) and address < a + row[2]
+        ]:
             row = live.pop(other)
             row[1], row[4] = time, bytes_ < 0
         if bytes_ > 0:
@@ -152,7 +180,9 @@ def backward_passes(steps):
     for step in steps:
         begin = min((row["start"] for row in step["events"] if row["kind"] in "BIW"), default=None)
         if begin is not None:
-            updates = [row["start"] for row in step["events"] if row["kind"] == "O" and row["start"] > begin]
+            updates = [
+                row["start"] for row in step["events"] if row["kind"] == "O" and row["start"] > begin
+            ]
             yield begin, min(updates, default=step["end"])
 
 

@@ -84,7 +84,11 @@ class Trial:
 
         # cuDNN's TF32 has 10 bits, and is used for some batch sizes only: equal rungs would differ by 1e-3
         exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-        with exact, patch.object(self.rung.optimizer, "step", note), patch.object(self.run, "recorder", None):
+        with (
+            exact,
+            patch.object(self.rung.optimizer, "step", note),
+            patch.object(self.run, "recorder", None),
+        ):
             self.step()
         return found
 
@@ -98,7 +102,9 @@ def record(trial) -> list[dict]:
     blocks = [name for name in model.names if "." in name and not (threads or trial.run.recorder)]
     for number, name in enumerate(blocks):
         handles += around(model.get_submodule(name), partial(mark, kind="F", layer=number))
-    steps = record_steps(trial.step, lasting(trial), {"experimental_config": all_threads()} if threads else {})
+    steps = record_steps(
+        trial.step, lasting(trial), {"experimental_config": all_threads()} if threads else {}
+    )
     for handle in handles:
         handle.remove()
     return steps
@@ -111,7 +117,11 @@ def record_steps(step, base=None, words=None) -> list[dict]:
     profiler. A recorded step also has its ``delay``: the longest time for which a rank was ready to compute, but other
     processes had its core, in s.
     """
-    delays, own, kinds = [], None, [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    delays, own, kinds = (
+        [],
+        None,
+        [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
+    )
     with ExitStack() as recording:
         if step:
             options = {"record_shapes": True, "profile_memory": True} | (words or {})
@@ -178,5 +188,8 @@ def relative_difference(values, reference) -> float:
     """
     norms = {name: tensor.double().norm().item() for name, tensor in reference.items()}
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
-    apart = {name: (value.double().cpu() - reference[name].double().cpu()).norm() for name, value in values.items()}
+    apart = {
+        name: (value.double().cpu() - reference[name].double().cpu()).norm()
+        for name, value in values.items()
+    }
     return max((norm.item() / max(norms[name], floor) for name, norm in apart.items()), default=0.0)

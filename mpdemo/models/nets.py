@@ -16,7 +16,10 @@ from mpdemo.settings import MODELS
 from mpdemo.settings.cuts import DEPTH
 
 Norm = Callable[[int], nn.Module]  # channels -> the layer that normalises them
-NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(min(8, channels), channels)}
+NORMS: dict[str, Norm] = {
+    "batch": nn.BatchNorm2d,
+    "group": lambda channels: nn.GroupNorm(min(8, channels), channels),
+}
 
 
 def toy(inputs: int, classes: int) -> dict[str, nn.Module]:
@@ -35,12 +38,15 @@ def convnet(classes: int, channels: int, image_size: int, norm: Norm) -> dict[st
         raise UserError(f"image size {image_size} is too small for convnet; allowed: 4 pixels or more")
 
     def layer(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=2), norm(outputs), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(inputs, outputs, 5, padding=2), norm(outputs), nn.ReLU(), nn.MaxPool2d(2)
+        )
 
     return {
         "layer1": layer(channels, 16),  # (B, C, S, S) -> (B, 16, S/2, S/2)
         "layer2": layer(16, 32),  # -> (B, 32, S/4, S/4)
-        "fc": nn.Sequential(nn.Flatten(), nn.Linear(32 * (image_size // 4) ** 2, classes)),  # -> (B, classes)
+        # -> (B, classes)
+        "fc": nn.Sequential(nn.Flatten(), nn.Linear(32 * (image_size // 4) ** 2, classes)),
     }
 
 
@@ -62,7 +68,9 @@ def resnet(name: str, classes: int, channels: int, norm: Norm) -> dict[str, nn.M
     net = getattr(models, name)(num_classes=classes, norm_layer=norm)
     if channels != 3:
         net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=net.conv1, bn1=net.bn1, relu=net.relu, maxpool=net.maxpool)
+    stem: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=net.conv1, bn1=net.bn1, relu=net.relu, maxpool=net.maxpool
+    )
     blocks: dict[str, nn.Module] = {"stem": nn.Sequential(stem)}
     for layer in ("layer1", "layer2", "layer3", "layer4"):
         for number, block in getattr(net, layer).named_children():
@@ -73,7 +81,13 @@ def resnet(name: str, classes: int, channels: int, norm: Norm) -> dict[str, nn.M
 
 
 def build(
-    name: str, *, classes: int = 10, channels: int = 1, image_size: int = 28, norm: str = "batch", seed: int = 0
+    name: str,
+    *,
+    classes: int = 10,
+    channels: int = 1,
+    image_size: int = 28,
+    norm: str = "batch",
+    seed: int = 0,
 ) -> Blocks:
     """Build a model; the same arguments give the same initial weights in every process.
 

@@ -7,7 +7,11 @@ from unittest.mock import patch
 
 import torch
 from torch._dynamo import OptimizedModule
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -19,8 +19,12 @@ WIDTH = 192
 def transformer(classes: int, channels: int, image_size: int) -> dict[str, nn.Module]:
     """Return the blocks: (B, C, S, S) -> embed -> (B, T, D) -> eight blocks -> (B, T, D) -> head -> (B, classes)."""
     if image_size % PATCH:
-        raise UserError(f"image size {image_size} does not divide into 7 x 7 patches; allowed: 28, 56, 224, ...")
-    blocks: dict[str, nn.Module] = {"embed": Embed(channels, WIDTH, PATCH, tokens=(image_size // PATCH) ** 2)}
+        raise UserError(
+            f"image size {image_size} does not divide into 7 x 7 patches; allowed: 28, 56, 224, ..."
+        )
+    blocks: dict[str, nn.Module] = {
+        "embed": Embed(channels, WIDTH, PATCH, tokens=(image_size // PATCH) ** 2)
+    }
     for number in range(DEPTH):
         blocks[f"block.{number}"] = Block(WIDTH, HEADS)
     blocks["head"] = Head(WIDTH, classes)
@@ -51,7 +55,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_width = width // heads
         self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width, bias=False)  # softmax takes no notice of a number added to all its inputs
+        # softmax takes no notice of a number added to all its inputs
+        self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width)
         self.out = nn.Linear(width, width)
 

@@ -42,7 +42,11 @@ run_test({file!r}, {test!r}, globals())
 
 def checks() -> Path:
     """Return the folder of the checks: the project's, else the one that came with mpdemo."""
-    places = root() / "notebooks" / "checks", source() / "mpdemo" / "checks", source() / "notebooks" / "checks"
+    places = (
+        root() / "notebooks" / "checks",
+        source() / "mpdemo" / "checks",
+        source() / "notebooks" / "checks",
+    )
     return next(folder for folder in places if folder.is_dir())
 
 
@@ -71,7 +75,10 @@ def verdict(number, answer=...) -> tuple[str, str]:
     Open: not answered, or it could not be tried here, which isn't the answer's fault.
     """
     if not __debug__:
-        return "open", "could not be tried: this kernel runs with python -O, which skips the asserts of the checks."
+        return (
+            "open",
+            "could not be tried: this kernel runs with python -O, which skips the asserts of the checks.",
+        )
     row, name = _row(number), number.replace(".", "_")
     if answer is ...:
         answer = next(iter(sorted((root() / "work").glob(f"{name}.*"))), ...)
@@ -86,7 +93,10 @@ def verdict(number, answer=...) -> tuple[str, str]:
             return "wrong", f"not yet. {error}"
         if isinstance(error, ModuleNotFoundError) and error.name.startswith(("torch", "checks.")):
             return "open", f"could not be tried: this kernel has no {error.name}; mpdemo env says more."
-        return "wrong", f"not yet. This answer cannot be used ({error_line(error)}); expected: {row['expects']}."
+        return (
+            "wrong",
+            f"not yet. This answer cannot be used ({error_line(error)}); expected: {row['expects']}.",
+        )
 
 
 def _row(number) -> dict:
@@ -148,7 +158,9 @@ def judge_prediction(row, answer):
 def same(answer, value, within) -> bool:
     """Whether an answer is a value of a row: numbers within a relative tolerance; "*" stands for any part."""
     if isinstance(value, list):
-        return len(answer) == len(value) and all(same(a, v, within) for a, v in zip(answer, value, strict=True))
+        return len(answer) == len(value) and all(
+            same(a, v, within) for a, v in zip(answer, value, strict=True)
+        )
     if isinstance(value, str):
         return value in ("*", answer)
     return math.isclose(answer, value, rel_tol=within)
@@ -173,8 +185,12 @@ def _has_blank(text, is_python) -> bool:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return False  # the check itself reports it
-    indices = {id(part) for node in nodes if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
-    return any(isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices for node in nodes)
+    indices = {
+        id(part) for node in nodes if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)
+    }
+    return any(
+        isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices for node in nodes
+    )
 
 
 def save_task(line, cell):

@@ -28,7 +28,9 @@ from mpdemo.notebook.show import show
 __all__ = ["beside", "check", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
-def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:
+def run(
+    command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any
+) -> Run:
     """Start a command as a job, on the cluster or on this machine, and return it: a `mpdemo.jobs.Job` to be awaited.
 
     On this machine the processes start as torchrun starts them. A cell that is run again finds its job, which runs anew
@@ -52,7 +54,9 @@ def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool
     """
     spec = spec_of(command, nodes, name, **words)
     script = paths.root() / spec.command[0]
-    if not spec.command[0].startswith("-") and not any(map(os.path.isfile, (script, script / "__main__.py"))):
+    if not spec.command[0].startswith("-") and not any(
+        map(os.path.isfile, (script, script / "__main__.py"))
+    ):
         raise UserError(f"no script {spec.command[0]!r} in the project's folder, {paths.root()}")
     job = submit(spec, resubmit=resubmit, announce=False)
     return Run(job.record, job.out)

@@ -35,10 +35,14 @@ class JobView:
         self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
         self.log, self.name = job.log(), Path(job.out).name
         rows = job.metrics()
-        self.steps = [row for row in rows if row.get("event") == "step" and isinstance(row.get("step"), int)]
+        self.steps = [
+            row for row in rows if row.get("event") == "step" and isinstance(row.get("step"), int)
+        ]
         self.steps = [row for row in self.steps if isinstance(row.get("loss"), int | float)]
         # of the whole run, where its rows contain it; a resumed one may have more
-        self.total = next((row["steps"] for row in reversed(rows) if isinstance(row.get("steps"), int)), None)
+        self.total = next(
+            (row["steps"] for row in reversed(rows) if isinstance(row.get("steps"), int)), None
+        )
 
     @property
     def line(self) -> str:
@@ -49,7 +53,10 @@ class JobView:
     def header(self) -> str:
         """Return the first line of the live view as HTML: name, state, place, time, latest numbers."""
         colour = COLOURS.get(self.state, FAILED)
-        look, state = f"background:{colour};color:#fff;border-radius:4px;padding:1px 8px", html.escape(self.state)
+        look, state = (
+            f"background:{colour};color:#fff;border-radius:4px;padding:1px 8px",
+            html.escape(self.state),
+        )
         badge = f'<span style="{look}">{state}</span>'
         if self.state == "pending":
             place = "waiting" if self.queue is None else f"position {self.queue} in the queue"
@@ -77,7 +84,9 @@ class JobView:
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""
-        lines = [line.rstrip("\r").rpartition("\r")[2] for line in self.log.rstrip().split("\n")[-LOG_LINES:]]
+        lines = [
+            line.rstrip("\r").rpartition("\r")[2] for line in self.log.rstrip().split("\n")[-LOG_LINES:]
+        ]
         # Columns in reverse keep the box scrolled to its end.
         box = "display:flex;flex-direction:column-reverse;max-height:13em;overflow:auto;font-size:12px"
         # Without flex-shrink the box would shrink the text and hide the newest lines.
@@ -100,7 +109,11 @@ class JobView:
             return BOTTOM - HEIGHT * (loss - low) / (high - low or 1)
 
         text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
-        marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", first), (RIGHT, 152, "end", f"step {last}")]
+        marks = [
+            (LEFT, 12, "start", "loss"),
+            (LEFT, 152, "start", first),
+            (RIGHT, 152, "end", f"step {last}"),
+        ]
         for loss in (low, (low + high) / 2, high):
             marks.append((LEFT - 5, y(loss) + 4, "end", f"{loss:.3g}"))
         points = " ".join(f"{x(row['step']):.1f},{y(row['loss']):.1f}" for row in rows)
@@ -143,7 +156,9 @@ class JobWidget:
         # A page that shows no widgets, as that of a notebook that is not trusted, shows this text.
         live = f"Live view of {job.folder} (job {job.id} on {job.where})"
         text = f"{live}. If this text is all you see, {again}."
-        self.handle = display(self.box._repr_mimebundle_() | {"text/plain": text}, raw=True, display_id=True)
+        self.handle = display(
+            self.box._repr_mimebundle_() | {"text/plain": text}, raw=True, display_id=True
+        )
 
     def _press(self, button):
         """Cancel the job, in a thread: the answer of Slurm may take long."""
@@ -174,7 +189,8 @@ class JobWidget:
             display(HTML(view.header() + view.log_tail()))
         # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
         self.box.children = [w.HTML(view.header() + view.chart())]
-        for widget in reversed(self.parts):  # a row that is left with a closed button could not be loaded again
+        # a row that is left with a closed button could not be loaded again
+        for widget in reversed(self.parts):
             widget.close()
 
 

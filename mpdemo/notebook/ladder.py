@@ -27,7 +27,15 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 LANE = 0.36  # inches per device
 TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
-HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
+HEADINGS = (
+    "strategy",
+    "devices",
+    "step (ms)",
+    "speed-up",
+    "upper bound",
+    "fraction of bound",
+    "MiB per device",
+)
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
     "median of the rounds' paired ratios, with its 95 % interval in brackets; the quotient of the two medians can "
@@ -54,13 +62,19 @@ def ladder_table() -> Bundle:
             bounds = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
             ends = dict.fromkeys(f"{bound:.2f}" for bound in (min(bounds), max(bounds)))
             speed = [from_row(row, "speedup"), " to ".join(ends), from_row(row, "fraction_of_bound")]
-        texts.append([row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
-    missing = [f"{rung} (notebook {number(rung)})" for rung in TIMED if rung not in {row["rung"] for row in rows}]
+        texts.append(
+            [row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))]
+        )
+    missing = [
+        f"{rung} (notebook {number(rung)})" for rung in TIMED if rung not in {row["rung"] for row in rows}
+    ]
     notes = [FOOT, *(row["note"] for row in rows if row["note"])]
     if missing:
         notes.insert(0, f"Not timed yet: {', '.join(missing)}.")
     align = ["left"] + ["right"] * (len(HEADINGS) - 1)
-    plain, html = (tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html"))
+    plain, html = (
+        tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html")
+    )
     return Bundle("\n".join([plain, *notes]), html=html + "".join(f"<p>{note}</p>" for note in notes))
 
 
@@ -99,7 +113,9 @@ def ladder_chart() -> Bundle:
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
             paint_step(time, headline(row), row["timeline"], longest, "device")
-            parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
+            parts = [
+                ([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()
+            ]
             bars = style.stack(memory, range(row["devices"]), parts, 0.8)
             memory.bar_label(bars, memory_texts(row), padding=3, fontsize=8)
             memory.set(ylim=(row["devices"] - 0.5, -0.5), yticks=[])
@@ -108,10 +124,16 @@ def ladder_chart() -> Bundle:
         memory.set_xlabel("peak memory (MiB)")
         _add_legend(sheet, rows)
 
-    ratios = {"height_ratios": [row["devices"] + 0.4 for row in rows], "width_ratios": [3, 1], "sharex": "col"}
+    ratios = {
+        "height_ratios": [row["devices"] + 0.4 for row in rows],
+        "width_ratios": [3, 1],
+        "sharex": "col",
+    }
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
-    alt = "; ".join(f"{headline(row)}{waits_of(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
+    alt = "; ".join(
+        f"{headline(row)}{waits_of(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows
+    )
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
 
 
@@ -124,7 +146,10 @@ def as_long_as_timed(row) -> list[dict]:
 def waits_of(row) -> str:
     """Say how long a device computes nothing in the step that is drawn in ms, the mean of all, and why."""
     seen = waiting(row["timeline"])
-    times = {kind: sum(w["end"] - w["start"] for w in seen if w["kind"] == kind) / row["devices"] for kind in WAITING}
+    times = {
+        kind: sum(w["end"] - w["start"] for w in seen if w["kind"] == kind) / row["devices"]
+        for kind in WAITING
+    }
     return "".join(f", {WAITING[kind][0]} {time:.0f} ms" for kind, time in times.items() if time >= 0.5)
 
 
@@ -135,7 +160,8 @@ def _add_legend(sheet, rows):
         line += style.patches([("paler: later stage", {"facecolor": style.PAPER})], **style.EDGE)
     memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
     handles = [*line, *memory]
-    by_column = [handle for column in range(COLUMNS) for handle in handles[column::COLUMNS]]  # as matplotlib fills it
+    # as matplotlib fills it
+    by_column = [handle for column in range(COLUMNS) for handle in handles[column::COLUMNS]]
     sheet.legend(handles=by_column, loc="outside lower center", ncols=COLUMNS, fontsize=8)
 
 

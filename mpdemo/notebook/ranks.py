@@ -128,15 +128,19 @@ class Ranks:
                 self._show(chosen)
                 self._fail(f"Interrupted: {processes.places(chosen, parts)}.")
             finally:
-                self.stop()  # after a second interrupt, too: late answers would be taken for those of the next cell
+                # after a second interrupt, too: late answers would be taken for those of the next cell
+                self.stop()
         in_time = time.monotonic() - begin < timeout
         dead = processes.dead()
-        failed = self._show(chosen, errors=not dead)  # the others' errors would only say that a connection closed
+        # the others' errors would only say that a connection closed
+        failed = self._show(chosen, errors=not dead)
         if dead or len(processes.answers) < len(chosen):
             when = f"{PATIENCE:g} s after an error" if in_time else f"After {timeout:g} s"
             self._fail(f"{dead}." if dead else f"{when} {processes.places(chosen, parts)}.")
         if failed:
-            raise CellFailed(f"the cell failed on rank{'s'[: len(failed) - 1]} {' and '.join(failed)}; see above")
+            raise CellFailed(
+                f"the cell failed on rank{'s'[: len(failed) - 1]} {' and '.join(failed)}; see above"
+            )
 
     def _show(self, chosen, errors=True) -> list:
         """Print each rank's output, and its error unless `errors` is False; return the ranks that failed."""
@@ -170,14 +174,17 @@ def ranks_magic(line, cell):
     if strange:
         raise UserError(f"there is no rank {strange[0]}; there are: 0 to {_ranks.world_size - 1}")
     try:
-        _ranks.run("\n" + cell, sorted(set(options.only)), options.timeout)  # line 1 is the line of the magic
+        # line 1 is the line of the magic
+        _ranks.run("\n" + cell, sorted(set(options.only)), options.timeout)
     except CellFailed as failed:
         if not options.expect_error:
             raise
         print(wrapped(str(failed)))
     else:
         if options.expect_error:
-            raise UserError("the cell has --expect-error, but no rank failed; remove it, or make the cell fail")
+            raise UserError(
+                "the cell has --expect-error, but no rank failed; remove it, or make the cell fail"
+            )
 
 
 if get_ipython():

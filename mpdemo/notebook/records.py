@@ -37,13 +37,20 @@ def steps(part) -> list[dict[str, str]]:
     """A model's step without options, and the fraction of a peak that it reaches."""
     row = next((row for row in part["rows"] if not row["options"]), {})
     name, per_step = f"{row['model']}, batch {row['batch']}", f"{1000 * row['median_seconds']:.0f}"
-    return [{"model": name, "step (ms)": per_step, "MFU": f"{row['mfu']:.0%}", "of": one_line(row["peak_from"])}]
+    return [
+        {"model": name, "step (ms)": per_step, "MFU": f"{row['mfu']:.0%}", "of": one_line(row["peak_from"])}
+    ]
 
 
 def checkpointing(part) -> list[dict[str, str]]:
     """How many times as long a step takes that recomputes its blocks."""
     times = {"+".join(row["options"]): row["median_seconds"] for row in part["rows"]}
-    return [{"what": one_line(part["rows"][0]["model"]), "times as long": f"{times['checkpointing'] / times['']:.2f}"}]
+    return [
+        {
+            "what": one_line(part["rows"][0]["model"]),
+            "times as long": f"{times['checkpointing'] / times['']:.2f}",
+        }
+    ]
 
 
 def plans(part) -> list[dict[str, str]]:
@@ -94,18 +101,23 @@ def beside(what: str, here: Any = None) -> Bundle:
     if here is not None:
         part = {"output": here.splitlines()} if isinstance(here, str) else {"rows": here}
         rows = [("this run", line) for line in kind.read(part)]
-    ours, notes = newest(sorted((paths.root() / "notebooks" / "gpu").glob("*.json")), kind, "{}, the course's record")
+    ours, notes = newest(
+        sorted((paths.root() / "notebooks" / "gpu").glob("*.json")), kind, "{}, the course's record"
+    )
     own, damaged = newest(sorted((paths.root() / "runs" / "gpu").glob("*/record.json")), kind, "yours: {}")
     lines = [*rows, *ours, *own]
     headings = list(dict.fromkeys(name for _, line in lines for name in line))
     texts = [[label, *(line.get(name, "-") for name in headings)] for label, line in lines]
     align = ["left"] + ["right"] * len(headings)
     plain, table = (
-        tabulate(texts, ["", *headings], look, colalign=align, disable_numparse=True) for look in ("plain", "html")
+        tabulate(texts, ["", *headings], look, colalign=align, disable_numparse=True)
+        for look in ("plain", "html")
     )
     why = [kind.why] if len({label for label, _ in lines}) > 1 else []
     notes = [wrapped(note) for note in (*why, *notes, *damaged)]
-    return Bundle("\n".join([plain, *notes]), html=table + "".join(f"<p>{escape(note)}</p>" for note in notes))
+    return Bundle(
+        "\n".join([plain, *notes]), html=table + "".join(f"<p>{escape(note)}</p>" for note in notes)
+    )
 
 
 def newest(files, kind, label) -> tuple[list, list]:
@@ -115,7 +127,11 @@ def newest(files, kind, label) -> tuple[list, list]:
         try:
             with foreign.faults(f"{file.relative_to(paths.root())} is no record", "do: make gpu-record"):
                 record = foreign.unpacked(file)
-                passed = [part for part in record["parts"] if part["part"] == kind.part and part["outcome"] == "passed"]
+                passed = [
+                    part
+                    for part in record["parts"]
+                    if part["part"] == kind.part and part["outcome"] == "passed"
+                ]
                 if passed:
                     name = one_line(f"{record['device']}, {record['date'][:10]}")
                     return [(label.format(name), line) for line in kind.read(passed[-1])], notes

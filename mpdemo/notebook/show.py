@@ -18,9 +18,17 @@ from mpdemo import foreign, paths
 from mpdemo.errors import UserError, text_of
 
 LARGEST = 2**20  # bytes of what is shown
-LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
+LANGUAGES = {
+    ".py": "python",
+    ".sbatch": "bash",
+    ".sh": "bash",
+    ".toml": "toml",
+    ".json": "json",
+    ".md": "markdown",
+}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-SMALLER = '<div style="font-size:.9em">'  # as in a code cell: 88 columns fit beside the file browser in 1200 pixels
+# as in a code cell: 88 columns fit beside the file browser in 1200 pixels
+SMALLER = '<div style="font-size:.9em">'
 MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
 
@@ -39,7 +47,9 @@ class Bundle:
     def __repr__(self) -> str:
         return self.data["text/plain"]
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """IPython calls this to display the object."""
         return self.data, self.metadata
 
@@ -49,7 +59,11 @@ class Bundle:
 
 
 def show(
-    target: str | Path, name: str | None = None, *, lines: tuple[str, ...] | None = None, docstrings: bool = True
+    target: str | Path,
+    name: str | None = None,
+    *,
+    lines: tuple[str, ...] | None = None,
+    docstrings: bool = True,
 ) -> Bundle:
     """Display the source of a file, or of one thing in it.
 
@@ -73,20 +87,31 @@ def show(
     title, text, language = find(target, name, docstrings=docstrings)
     text = textwrap.dedent(_between(text, title, *lines) if lines else text).strip("\n")
     file = title.partition(":")[0]
-    return Bundle(title, markdown=f"[{title}](../{file})\n\n{SMALLER}\n\n```{language}\n{text}\n```\n\n</div>")
+    return Bundle(
+        title, markdown=f"[{title}](../{file})\n\n{SMALLER}\n\n```{language}\n{text}\n```\n\n</div>"
+    )
 
 
 def find(target: str | Path, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:
     """Return the title, the text and the language of what `show` displays."""
-    places = paths.source() / "mpdemo", paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"
+    places = (
+        paths.source() / "mpdemo",
+        paths.root(),
+        paths.root() / "notebooks",
+        paths.source() / "notebooks",
+    )
     target = text_of(target, "what is shown, as 'rungs/ddp.py',")
     path = next((folder / target for folder in places if os.path.isfile(folder / target)), None)
     if not path:
-        raise UserError(f"no such file: {target!r}; looked in mpdemo/, in notebooks/ and in the project's root")
+        raise UserError(
+            f"no such file: {target!r}; looked in mpdemo/, in notebooks/ and in the project's root"
+        )
     folder = paths.root() if path.is_relative_to(paths.root()) else paths.source()
     title = path.relative_to(folder).as_posix()
     language = LANGUAGES.get(path.suffix, "text")
-    with foreign.faults(f"{title} can't be shown", "show takes a text, or a program without a syntax error"):
+    with foreign.faults(
+        f"{title} can't be shown", "show takes a text, or a program without a syntax error"
+    ):
         text = foreign.text(path, LARGEST)
         if name is not None:
             text = _named(text, name, title)

@@ -26,7 +26,8 @@ KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_tensor": "reduce-scatter",
 }
-SILENT = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_")  # no tensor, or one that another rank sends
+# no tensor, or one that another rank sends
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_")
 
 
 class CountMessages(TorchDispatchMode):
@@ -94,7 +95,8 @@ class LiveMemory(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = function(*args, **(kwargs or {}))
-        if function is not torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
+        # PyTorch asks each fake tensor for it, many times
+        if function is not torch.ops.prim.device.default:
             for value in tensors_in((args, kwargs, result)):
                 self.note(value.untyped_storage(), value)
         return result
@@ -149,7 +151,9 @@ def sent_in_a_step(trial) -> dict:
     count = CountMessages()
     trial.step(within=count)
     kinds = [kind for kind, _ in count.messages]
-    return {kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()}
+    return {
+        kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()
+    }
 
 
 class Peak(NamedTuple):
@@ -191,7 +195,10 @@ def peak_of_a_step(trial) -> list[Peak]:
         hook.remove()
     allocated = {str(device): torch.cuda.max_memory_allocated(device) for device in on_gpu}
     devices = dict.fromkeys(map(str, trial.devices))
-    return [_parts(trial.rung, live.levels[device], arrived, device, allocated.get(device)) for device in devices]
+    return [
+        _parts(trial.rung, live.levels[device], arrived, device, allocated.get(device))
+        for device in devices
+    ]
 
 
 def _parts(rung, levels, arrived, device, allocated) -> Peak:
@@ -200,7 +207,11 @@ def _parts(rung, levels, arrived, device, allocated) -> Peak:
     parameters, states = list(rung.model.parameters()), rung.optimizer.state.values()
     # Zero-bubble schedules do not tell when the gradient of a weight comes: then from the beginning.
     gradients = [p for p in parameters if p.requires_grad and arrived.get(p, 0) <= at_peak]
-    kinds = [*parameters, *rung.model.buffers()], gradients, tensors_in([list(state.values()) for state in states])
+    kinds = (
+        [*parameters, *rung.model.buffers()],
+        gradients,
+        tensors_in([list(state.values()) for state in states]),
+    )
     held = [size([local(t) for t in tensors if str(t.device) == device]) for tensors in kinds]
     return Peak._make([*held, (allocated or max(levels)) - sum(held)])
 

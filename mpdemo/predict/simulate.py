@@ -104,7 +104,9 @@ def simulate(
     usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
     if stages_per_rank < 2 if several else stages_per_rank != usual:
         allowed = "2 or more" if several else usual
-        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
+        raise UserError(
+            f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}"
+        )
     share = [1.0] + [0.5] * (stages - 1) if weight is None else weight
     share = [share] * stages if isinstance(share, int | float) else share
     seconds = {"F": forward, "B": backward}
@@ -129,14 +131,20 @@ def simulate_order(orders, forward=1.0, backward=2.0) -> list[dict]:
     for stage, lane in enumerate(lanes):
         for kind, microbatch in product("FB", range(count)):
             if (times := lane.count((kind, stage, microbatch))) != 1:
-                raise UserError(f"stage {stage} has {kind}{microbatch} {times} times; each operation is done once")
-    return play(lanes, {"F": [forward] * len(lanes), "B": [backward] * len(lanes)}, [0.0] * (len(lanes) - 1))
+                raise UserError(
+                    f"stage {stage} has {kind}{microbatch} {times} times; each operation is done once"
+                )
+    return play(
+        lanes, {"F": [forward] * len(lanes), "B": [backward] * len(lanes)}, [0.0] * (len(lanes) - 1)
+    )
 
 
 def _read(stage, text):
     """Return kind, stage and microbatch of an operation such as F0."""
     if not (match := re.fullmatch(r"([FB])(\d+)", str(text))):
-        raise UserError(f"stage {stage} has {text!r}; allowed: F or B and the number of a microbatch, such as F0")
+        raise UserError(
+            f"stage {stage} has {text!r}; allowed: F or B and the number of a microbatch, such as F0"
+        )
     return match[1], stage, int(match[2])
 
 
@@ -151,9 +159,14 @@ def play(lanes, seconds, delays) -> list[dict]:
         for rank, lane in enumerate(left):
             while lane and ends.keys() >= set(needed := needs(lane[0], last)):
                 kind, stage, microbatch = lane.popleft()
-                arrived = [ends[need] + (arrive[min(stage, need[1])] if need[1] != stage else 0.0) for need in needed]
+                arrived = [
+                    ends[need] + (arrive[min(stage, need[1])] if need[1] != stage else 0.0)
+                    for need in needed
+                ]
                 start = max([free[rank], *arrived])
-                free[rank] = ends["B" if kind == "I" else kind, stage, microbatch] = start + float(seconds[kind][stage])
+                free[rank] = ends["B" if kind == "I" else kind, stage, microbatch] = start + float(
+                    seconds[kind][stage]
+                )
                 row = {"rank": rank, "stage": stage, "kind": kind, "microbatch": microbatch}
                 rows.append(row | {"start": start, "end": free[rank]})
     if waiting := [lane[0] for lane in left if lane]:
@@ -176,7 +189,9 @@ def _waits(operation, last, ends):
     kind, stage, microbatch = operation
     missing = next(need for need in needs(operation, last) if need not in ends)
     place = "itself" if missing[1] == stage else f"stage {missing[1]}"
-    return f"stage {stage} wants to do {kind}{microbatch}, and waits for {missing[0]}{missing[2]} of {place}"
+    return (
+        f"stage {stage} wants to do {kind}{microbatch}, and waits for {missing[0]}{missing[2]} of {place}"
+    )
 
 
 @cache
@@ -195,7 +210,9 @@ def order(schedule, ranks, microbatches, stages_per_rank=1) -> list:
         for number in range(stages_per_rank)
     ]  # fmt: skip
     made = get_schedule_class(schedule)(stages if stages_per_rank > 1 else stages[0], microbatches)
-    matches = [[ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)]
+    matches = [
+        [ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)
+    ]
     lanes = [[(match[2], int(match[1]), int(match[3])) for match in lane if match] for lane in matches]
     return [_counted_from_zero(lane) for lane in lanes]
 

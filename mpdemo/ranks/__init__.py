@@ -30,15 +30,21 @@ def run_program(source, test, world_size=2, timeout=20.0, group=True, files=None
     try:
         ranks.run(parts, range(world_size), timeout, PATIENCE)
         errors = _errors(ranks, parts) or _waiting(ranks, parts, timeout)
-        values = [ranks.answers[number][0] if number in ranks.answers else None for number in range(world_size)]
-        return [(rank.printed(), values[number], errors.get(number)) for number, rank in enumerate(ranks.ranks)]
+        values = [
+            ranks.answers[number][0] if number in ranks.answers else None for number in range(world_size)
+        ]
+        return [
+            (rank.printed(), values[number], errors.get(number)) for number, rank in enumerate(ranks.ranks)
+        ]
     finally:
         ranks.stop()
 
 
 def _errors(ranks, parts) -> dict:
     """Return the error of each rank that failed by itself."""
-    errors = {number: _in_words(number, *answer[1:]) for number, answer in ranks.answers.items() if answer[1]}
+    errors = {
+        number: _in_words(number, *answer[1:]) for number, answer in ranks.answers.items() if answer[1]
+    }
     if ended := ranks.first_to_end():
         errors.setdefault(ended[0], f"Rank {ended[0]} failed: {ended[1]}")
     return {number: error for number, error in errors.items() if not lost_a_peer(error)} or errors

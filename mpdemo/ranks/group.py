@@ -57,7 +57,13 @@ class Processes:
         working_folder.mkdir(exist_ok=True)
         for name, content in (files or {}).items():
             (working_folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        order = {"name": "ranks", "command": command, "processes": len(self.ranks), "torchrun": True, "grace": 0.5}
+        order = {
+            "name": "ranks",
+            "command": command,
+            "processes": len(self.ranks),
+            "torchrun": True,
+            "grace": 0.5,
+        }
         order |= {"cwd": str(working_folder), "environment": child_environment() | ENVIRONMENT}
         order |= {"scratch": str(self.folder), "status": str(self.folder / "status"), "quiet": True}
         try:
@@ -72,7 +78,9 @@ class Processes:
         if dead := self.dead():
             raise CellFailed(f"the ranks did not start: {dead}")
         if len(self.answers) < len(self.ranks):
-            raise CellFailed(f"the ranks did not join each other within {START_SECONDS:.0f} s; run this cell again")
+            raise CellFailed(
+                f"the ranks did not join each other within {START_SECONDS:.0f} s; run this cell again"
+            )
         for number, rank in enumerate(self.ranks):
             rank.pid = self.answers[number][0]
 
@@ -86,7 +94,9 @@ class Processes:
 
     def _gather(self, chosen, seconds, patience=0.0, printed=str):
         self.answers, end = {}, time.monotonic() + seconds
-        with waiting_for(lambda: " and ".join(f"rank {number}" for number in self._unanswered(chosen)), printed):
+        with waiting_for(
+            lambda: " and ".join(f"rank {number}" for number in self._unanswered(chosen)), printed
+        ):
             while (left := self._unanswered(chosen)) and time.monotonic() < end:
                 pipes = {self.ranks[number].pipe: number for number in left}
                 for pipe in wait(pipes, POLL):
@@ -125,7 +135,8 @@ class Processes:
             time.sleep(POLL / 5)
         ended = json.loads(status.read_text()) if status.exists() else {}
         number = min(self.gone, default=0) if ended.get("rank") is None else ended["rank"]
-        unknown = 0 if is_running(*self.supervisor) else 1  # it ends with a rank that fails, and tells the status
+        # it ends with a rank that fails, and tells the status
+        unknown = 0 if is_running(*self.supervisor) else 1
         return number, self.ranks[number].last_words(ended.get("exit_status", unknown))
 
     def places(self, chosen, parts) -> str:
@@ -139,7 +150,11 @@ class Processes:
         for source, filename in parts:
             if f'"{filename}"' in report:
                 place = place_in_program(report, filename, source)
-                return place if filename == parts[0][1] else place.partition(", line")[0] + ", outside your program"
+                return (
+                    place
+                    if filename == parts[0][1]
+                    else place.partition(", line")[0] + ", outside your program"
+                )
         return "still runs"
 
     def stop(self):
@@ -190,7 +205,8 @@ class Rank:
         text = self.log.read() or (self.folder / "log").read_text()
         if status > 128:
             killed = f"its process was killed ({signal.Signals(status - 128).name})"
-            sizes = re.search(r"what\(\).*length <= op.nbytes. (\d+) vs (\d+)", text)  # of gloo: a message is too long
+            # of gloo: a message is too long
+            sizes = re.search(r"what\(\).*length <= op.nbytes. (\d+) vs (\d+)", text)
             crossed = "{}: sizes crossed, {} bytes came for a tensor of {}. Compare the orders of sends and receives."
             return crossed.format(killed, *sizes.groups()) if sizes else killed
         lines = text.strip().splitlines() if status == 1 else []  # of an error before the first program

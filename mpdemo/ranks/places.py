@@ -9,7 +9,8 @@ import re
 
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.M)
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
-WAITING = {"wait", "join", "sleep", "synchronize"}  # what waits though it is no function of torch.distributed
+# what waits though it is no function of torch.distributed
+WAITING = {"wait", "join", "sleep", "synchronize"}
 
 
 def place_in_program(report, filename, source) -> str:

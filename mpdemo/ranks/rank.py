@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
-STACK_SIGNAL = signal.SIGUSR2  # a rank then writes its stack into its log, even while it waits outside Python
+# a rank then writes its stack into its log, even while it waits outside Python
+STACK_SIGNAL = signal.SIGUSR2
 GROUP_TIMEOUT = 3600.0  # s; longer than any cell, so that the cell reports first
 
 
@@ -34,7 +35,8 @@ def main(folder, per_node, group):
         pipe.send((os.getpid(), None, []))
         while True:
             parts, seconds, show = pipe.recv()
-            faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # ends a rank stuck in C code
+            # ends a rank stuck in C code
+            faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)
             answer = run(parts, names, output, show)
             faulthandler.cancel_dump_traceback_later()
             pipe.send(answer)
@@ -75,7 +77,11 @@ def execute(source, filename, names):
     """Run a text; return the value of a last expression, unless a semicolon follows."""
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     body = ast.parse(source, filename).body
-    last = body.pop() if body and isinstance(body[-1], ast.Expr) and not source.rstrip().endswith(";") else None
+    last = (
+        body.pop()
+        if body and isinstance(body[-1], ast.Expr) and not source.rstrip().endswith(";")
+        else None
+    )
     exec(compile(ast.Module(body, []), filename, "exec"), names)
     return eval(compile(ast.Expression(last.value), filename, "eval"), names) if last else None
 

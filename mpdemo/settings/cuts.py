@@ -9,7 +9,8 @@ from mpdemo.errors import QUOTED, UserError
 
 DEPTH = 8  # equal blocks of the transformer and of the convolution stack
 PATCH, HEADS = 7, 6  # of the transformer: pixels per side of a token, heads of its attention
-RESNETS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # blocks per layer
+# blocks per layer
+RESNETS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 
 def block_names(model) -> list[str]:
@@ -51,10 +52,14 @@ def resolve_cut(names, cut, stages) -> list[int]:
 def check_split(model, parts):
     """Refuse to split the layers of a model into parts that do not come out equal."""
     if model != "transformer":
-        raise UserError(f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp")
+        raise UserError(
+            f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp"
+        )
     if HEADS % parts:
         allowed = ", ".join(str(n) for n in range(2, HEADS + 1) if HEADS % n == 0)
-        raise UserError(f"the transformer's {HEADS} heads do not divide by {parts} processes; allowed: {allowed}")
+        raise UserError(
+            f"the transformer's {HEADS} heads do not divide by {parts} processes; allowed: {allowed}"
+        )
 
 
 def _cut_point(names, entry) -> int:

@@ -67,18 +67,27 @@ def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
     if batch is not None and batch % microbatches:
         possible = [m for m in divisors(batch) if _runs(schedule, ranks, m)]
         allowed = ", ".join(map(str, possible[:12])) or "none; give another batch size"
-        raise UserError(f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}")
+        raise UserError(
+            f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}"
+        )
     if not _runs(schedule, ranks, microbatches):
         needs, allowed = "rounds of equally many microbatches", f"any multiple of {ranks}"
         if schedule == "1F1B":
-            needs, allowed = "at least as many microbatches as stages", f"{ranks} or more, or --schedule GPipe"
-        raise UserError(f"{schedule} needs {needs}, not {microbatches} on {ranks} ranks; allowed: {allowed}")
+            needs, allowed = (
+                "at least as many microbatches as stages",
+                f"{ranks} or more, or --schedule GPipe",
+            )
+        raise UserError(
+            f"{schedule} needs {needs}, not {microbatches} on {ranks} ranks; allowed: {allowed}"
+        )
     return schedule
 
 
 def divisors(number) -> list:
     """Return all divisors of a number, in order."""
-    return sorted({d for part in range(1, isqrt(number) + 1) if number % part == 0 for d in (part, number // part)})
+    return sorted(
+        {d for part in range(1, isqrt(number) + 1) if number % part == 0 for d in (part, number // part)}
+    )
 
 
 def _runs(schedule, ranks, microbatches) -> bool:

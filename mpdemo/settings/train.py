@@ -66,24 +66,38 @@ class Settings:
     norm: Norm = setting("batch", "normalisation of convolutional models")
     dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
     data: PathName | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
-    image_size: Pixels | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
+    image_size: Pixels | None = setting(
+        None, "pixels per side (default: 28 for digits and mnist, else 224)"
+    )
     batch_size: Count = setting(64, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 2, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps, or after --epochs if that is earlier")
-    optimizer: Literal["sgd", "adamw"] = setting("adamw", "what updates the weights: SGD with momentum 0.9, or AdamW")
+    optimizer: Literal["sgd", "adamw"] = setting(
+        "adamw", "what updates the weights: SGD with momentum 0.9, or AdamW"
+    )
     lr: Rate = setting(0.001, "highest learning rate; after the warm-up it falls as half a cosine to 0")
     warmup_steps: int | None = Field(
-        None, ge=0, le=10**9, description="first steps, in which the rate grows (default: 10, or half of all)"
+        None,
+        ge=0,
+        le=10**9,
+        description="first steps, in which the rate grows (default: 10, or half of all)",
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of the initial weights and of the order of the images")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="of the initial weights and of the order of the images"
+    )
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
     replicas: Count | None = setting(None, "of rung hybrid: copies of the cut model (default: 2)")
-    sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
+    sharded: bool = setting(
+        False, "of rung hybrid: the replicas divide every stage among them, as FSDP does"
+    )
     microbatches: Count | None = setting(
-        None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 2 per device)"
+        None,
+        "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 2 per device)",
     )
     schedule: Schedule = setting("Interleaved1F1B", "of a pipeline: what a device computes when")
-    cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
+    cut: str | None = setting(
+        None, "last block of each stage but the last: names or numbers, separated by commas"
+    )
     out: PathName | None = setting(None, "run folder: metrics, summary (default: runs/train_RUNG)")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
@@ -145,7 +159,9 @@ def _with_devices(s, world_size):
     hybrid = s.rung == "hybrid"
     if world_size is None:
         launch = f"torchrun --standalone --nproc-per-node {4 if hybrid else 2} -m mpdemo.rungs.{s.rung}"
-        raise UserError(f"rung {s.rung} has one process per device, and this is one alone; start them by {launch}")
+        raise UserError(
+            f"rung {s.rung} has one process per device, and this is one alone; start them by {launch}"
+        )
     replicas = s.replicas or (2 if hybrid else 1)
     if hybrid and (world_size % replicas or world_size == replicas):
         allowed = f"a multiple of {replicas} from {2 * replicas} on, or another --replicas"
@@ -171,7 +187,9 @@ def _with_parts(s):
         check_split(s.model, s.devices)
     if s.rung == "model_parallel":
         if parts > 1:
-            raise UserError(f"rung model_parallel takes no --microbatches {parts}: with them it is rung pipeline")
+            raise UserError(
+                f"rung model_parallel takes no --microbatches {parts}: with them it is rung pipeline"
+            )
         s = _with_cut(s, s.devices)
     on = f" on {shares} devices" if shares > 1 else ""
     _check_divides(s, shares * parts, f"{shares} devices" if parts == 1 else f"{parts} microbatches{on}")
@@ -187,7 +205,9 @@ def _with_stages(s):
     if parts < s.devices:
         few = f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work"
         raise UserError(f"{few}; allowed: {s.devices} or more, or rung model_parallel")
-    return _with_cut(replace(s, schedule=schedule, microbatches=parts), s.devices * usual_stages_per_rank(schedule))
+    return _with_cut(
+        replace(s, schedule=schedule, microbatches=parts), s.devices * usual_stages_per_rank(schedule)
+    )
 
 
 def _with_cut(s, stages):

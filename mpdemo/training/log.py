@@ -31,14 +31,18 @@ class RunLog:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock()
-            for old in (file for pattern in ("summary.json", "timeline-rank*") for file in self.folder.glob(pattern)):
+            for old in (
+                file for pattern in ("summary.json", "timeline-rank*") for file in self.folder.glob(pattern)
+            ):
                 old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
             path = self.folder / "metrics.jsonl"
             if path.exists():
                 path.replace(self.folder / "metrics.previous.jsonl")
             self.file = path.open("w", buffering=1)
         except OSError as error:
-            raise UserError(f"cannot write to --out {out}: {error.strerror}; choose another folder") from None
+            raise UserError(
+                f"cannot write to --out {out}: {error.strerror}; choose another folder"
+            ) from None
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""
@@ -46,7 +50,9 @@ class RunLog:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another run writes to --out {self.folder}; let it end, or give another") from None
+            raise UserError(
+                f"another run writes to --out {self.folder}; let it end, or give another"
+            ) from None
         except OSError:  # a file system without locks
             pass
 
@@ -65,4 +71,6 @@ class RunLog:
             (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             self.lock.close()
         except OSError as error:
-            raise RunFailed(f"the end of the run could not be written to {self.folder}: {error.strerror}") from None
+            raise RunFailed(
+                f"the end of the run could not be written to {self.folder}: {error.strerror}"
+            ) from None

@@ -44,7 +44,9 @@ class TrainingLog:
     def __enter__(self):
         self.begin = self.clock = time.perf_counter()
         self.lines.write("start", step=0, steps=self.last)
-        self.bar = tqdm(total=self.last, desc=self.run.s.rung, unit="step", disable=True if self.run.rank > 0 else None)
+        self.bar = tqdm(
+            total=self.last, desc=self.run.s.rung, unit="step", disable=True if self.run.rank > 0 else None
+        )
         return self
 
     def __exit__(self, kind, *error):
@@ -55,7 +57,9 @@ class TrainingLog:
     def step(self, epoch, result):
         """Keep a step's score, which a process without the outputs does not have; write the lines that are due."""
         self.done += 1
-        self.scores.append(torch.zeros(2, dtype=torch.double, device=self.run.device) if result is None else result)
+        self.scores.append(
+            torch.zeros(2, dtype=torch.double, device=self.run.device) if result is None else result
+        )
         if self.done == 1 or self.done % self.run.s.log_every == 0:
             self.flush(epoch)
 

@@ -99,9 +99,12 @@ class Recorder:
         with mark(**row):
             start, begin = clock.read(self.device), time.thread_time()
             yield
-            on_core = time.thread_time() - begin  # s that this thread had a core: less where cores are shared
+            # s that this thread had a core: less where cores are shared
+            on_core = time.thread_time() - begin
             end = clock.read(self.device)
-        self._operations.append({"rank": self.rank} | row | {"start": start, "end": end, "on_core": on_core})
+        self._operations.append(
+            {"rank": self.rank} | row | {"start": start, "end": end, "on_core": on_core}
+        )
 
     @property
     def steps(self) -> list[dict]:
@@ -111,7 +114,9 @@ class Recorder:
             zero, time_at_zero = self._zero
             return row | {edge: time_at_zero + clock.seconds(zero, row[edge]) for edge in ("start", "end")}
 
-        return [seconds(step) | {"events": [seconds(row) for row in step["events"]]} for step in self._steps]
+        return [
+            seconds(step) | {"events": [seconds(row) for row in step["events"]]} for step in self._steps
+        ]
 
     def save(self, folder):
         """Write ``timeline-rank0.json`` (for rank 0) into `folder`."""

@@ -64,7 +64,12 @@ class Run:
 
     def loaders(self, rung) -> Loaders:
         """Return the loaders of a rung's batches."""
-        share = {"replicas": rung.replicas, "replica": rung.replica, "images": rung.images, "device": self.device}
+        share = {
+            "replicas": rung.replicas,
+            "replica": rung.replica,
+            "images": rung.images,
+            "device": self.device,
+        }
         return Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, **share)
 
     def observed(self):
@@ -91,7 +96,9 @@ def local_devices(device, count) -> list:
         return [device] * count
     first, visible = device.index, torch.cuda.device_count()
     if first + count > visible:
-        raise UserError(f"{count} devices wanted from GPU {first} on, {visible} GPUs visible; lower --devices")
+        raise UserError(
+            f"{count} devices wanted from GPU {first} on, {visible} GPUs visible; lower --devices"
+        )
     return [torch.device("cuda", first + i) for i in range(count)]
 
 

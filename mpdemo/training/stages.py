@@ -57,7 +57,9 @@ class LocalStages:
         for number, stage in self.stages.items():
             if number > 0 and self.owners[number - 1] != self.rank:
                 like = self.shapes[number][0]  # all but the batch dimension
-                x = receive(like.new_empty(len(images), *like.shape[1:]), self.owners[number - 1], self.device)
+                x = receive(
+                    like.new_empty(len(images), *like.shape[1:]), self.owners[number - 1], self.device
+                )
             x = stage(x)
             if number + 1 < len(self.owners) and self.owners[number + 1] != self.rank:
                 dist.send(x.contiguous(), self.owners[number + 1])

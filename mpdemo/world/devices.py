@@ -19,7 +19,9 @@ SECONDS = 20.0  # limit for the driver's answer; a GPU that is asleep takes some
 def gpus_here() -> int:
     """Return how many GPUs a child of this process sees: the driver's, or what CUDA_VISIBLE_DEVICES leaves of them."""
     try:
-        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
     count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
@@ -55,7 +57,9 @@ def take_devices(processes) -> dict:
     if gpus < processes:
         os.environ |= ON_THE_CPU
     return {
-        "device": torch.cuda.get_device_name() if gpus >= processes else "one CPU core (one process, one thread)",
+        "device": torch.cuda.get_device_name()
+        if gpus >= processes
+        else "one CPU core (one process, one thread)",
         "cores": os.cpu_count(),
         "processor": processor(),
         "torch": torch.__version__,

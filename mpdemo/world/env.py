@@ -22,8 +22,10 @@ from mpdemo.errors import UserError
 from mpdemo.world.processes import end_with_parent
 
 LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
-ALLOWED_CORES = os.sched_getaffinity(0)  # those that this process was given, before it pins itself to some of them
-RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun: a batch script, an interactive job
+# those that this process was given, before it pins itself to some of them
+ALLOWED_CORES = os.sched_getaffinity(0)
+# Slurm's numbers from here on are no steps of srun: a batch script, an interactive job
+RESERVED = 4294967290
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,17 @@ def read_launcher(environ) -> dict:
         return {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
     try:
         rank, world_size, local_rank = (int(environ[name]) for name in names)
-        on_node = _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
+        on_node = (
+            _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
+        )
         on_node = on_node or world_size
         if not (0 <= rank < world_size and 0 <= local_rank < on_node <= world_size):
             raise ValueError
     except (KeyError, ValueError):
         given = ", ".join(f"{name}={environ.get(name, '')}" for name in (*names, "LOCAL_WORLD_SIZE"))
-        raise UserError(f"these are not the numbers of a launch by {launcher}: {given}; check the launcher") from None
+        raise UserError(
+            f"these are not the numbers of a launch by {launcher}: {given}; check the launcher"
+        ) from None
     place = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     return place | {"local_world_size": on_node, "launcher": launcher}
 
@@ -82,7 +88,8 @@ def where_am_i(environ=os.environ, devices=1) -> World:
     visible, local_rank = torch.cuda.device_count(), values["local_rank"]
     # with srun --gpus-per-task each task sees its own GPUs only, from number 0 on
     index = 0 if visible == devices and values["launcher"] == "slurm" else local_rank * devices
-    on_node = environ.get("SLURM_GPUS_ON_NODE", "")  # of the whole job: tasks that all see one GPU would share it
+    # of the whole job: tasks that all see one GPU would share it
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     if index >= visible or (on_node.isdigit() and values["local_world_size"] * devices > int(on_node)):
         raise UserError(
             f"local rank {local_rank} has no GPU of its own: {values['local_world_size']} processes on this node, "
@@ -135,7 +142,9 @@ def process_group(world, timeout):
         return
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not set: a batch script must export the first node's name and a port")
+        raise UserError(
+            f"{' and '.join(missing)} not set: a batch script must export the first node's name and a port"
+        )
     if not re.fullmatch("[1-9][0-9]{0,4}", port := os.environ["MASTER_PORT"]) or int(port) > 65535:
         raise UserError(f"MASTER_PORT {port} is not a port; allowed: 1 to 65535")
     place = {"rank": world.rank, "world_size": world.world_size}

@@ -28,7 +28,9 @@ LAUNCHER_VARIABLES = (
 
 def child_environment(*keep) -> dict:
     """Return this process's environment without the variables of a launcher, and with this Python first on the path."""
-    kept = {name: v for name, v in os.environ.items() if name in keep or not name.startswith(LAUNCHER_VARIABLES)}
+    kept = {
+        name: v for name, v in os.environ.items() if name in keep or not name.startswith(LAUNCHER_VARIABLES)
+    }
     return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
@@ -50,7 +52,8 @@ def start_time(pid) -> float | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE:
-            return round(process.create_time() - psutil.boot_time(), 2)  # the kernel counts hundredths of a second
+            # the kernel counts hundredths of a second
+            return round(process.create_time() - psutil.boot_time(), 2)
     return None
 
 
@@ -83,7 +86,8 @@ def end_processes(processes, first_signal, seconds=5.0):
             time.sleep(0.02)
     for pid, _ in processes:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)  # take the exit status of our own children: else they stay as zombies
+            # take the exit status of our own children: else they stay as zombies
+            os.waitpid(pid, os.WNOHANG)
 
 
 def end_with_parent():
@@ -107,7 +111,9 @@ def be_killed_with_parent():
 
 def clean_up_on_signals():
     """Let SIGTERM and SIGHUP end this process by `SystemExit`: ``finally`` is then obeyed, whatever signal follows."""
-    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    ends = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+    ]
 
     def end(number, frame):
         for each in ends:
@@ -128,5 +134,10 @@ def end(status=0):
 def lost_a_peer(error) -> bool:
     """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
     # BrokenPipeError says that this process's output is no longer read, as behind ``| head``
-    messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    messages = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "remote process exited",
+    )
     return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)

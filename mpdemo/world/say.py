@@ -22,5 +22,6 @@ def name_the_rank(record):
 
 log = logging.getLogger("mpdemo")
 log.addFilter(name_the_rank)
-log.addHandler(logging.lastResort)  # warnings, to the stderr of the moment, which a cell or a test may have replaced
+# warnings, to the stderr of the moment, which a cell or a test may have replaced
+log.addHandler(logging.lastResort)
 log.propagate = False  # a reader's own logging would say it twice

@@ -82,7 +82,8 @@ def become_rank(job, rank, port, parent):
     if processes > 1 or job.get("torchrun"):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
+        # by which Lightning and others know torchrun
+        place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}
         os.environ |= {name: str(value) for name, value in place.items()}
     if job.get("run_program") and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
         PRCTL(NAME, f"{job['name'][:11]} {rank}".encode(), 0, 0, 0)

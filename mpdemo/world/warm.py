@@ -27,11 +27,13 @@ from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.
 READ_AT_START = ("OMP", "MKL", "KMP", "TORCH", "PYTORCH", "PYTHON", "LD_")
-OF_RANKS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # the same for jobs and cells, which so share a server
+# the same for jobs and cells, which so share a server
+OF_RANKS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.world.warm import serve; sys.path.pop(0); serve()"
 IMPORT_SECONDS = 300.0  # limit for the import of PyTorch, for which the first order waits
 LOCK = threading.Lock()
-SERVERS = {}  # the one server of this process: the variables that it was started with -> connection, process
+# the one server of this process: the variables that it was started with -> connection, process
+SERVERS = {}
 
 
 def supervise(order, log, inputs=()) -> tuple:
@@ -39,9 +41,16 @@ def supervise(order, log, inputs=()) -> tuple:
     watched, pipe = os.pipe()
     owner = open(pipe, "wb")  # noqa: SIM115
     try:
-        with open(watched) as owned, open(log, "wb") as file, LOCK, waiting_for(lambda: "the import of PyTorch"):
+        with (
+            open(watched) as owned,
+            open(log, "wb") as file,
+            LOCK,
+            waiting_for(lambda: "the import of PyTorch"),
+        ):
             return _ask(order, [owned.fileno(), file.fileno(), *inputs]), owner
-    except BaseException:  # also an interrupt: an answer that comes later would be taken for that to the next order
+    except (
+        BaseException
+    ):  # also an interrupt: an answer that comes later would be taken for that to the next order
         for server, process in SERVERS.values():
             server.close()
             process.kill()
@@ -74,8 +83,11 @@ def _server(order) -> socket.socket:
         command = [sys.executable, "-P", "-c", SERVE, str(paths.source())]
         with theirs:
             nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            environment = environment | {"TMPDIR": tempfile.gettempdir()}  # the order's own ends with its job
-            process = subprocess.Popen(command, stdin=theirs, **nowhere, env=environment, start_new_session=True)
+            # the order's own ends with its job
+            environment = environment | {"TMPDIR": tempfile.gettempdir()}
+            process = subprocess.Popen(
+                command, stdin=theirs, **nowhere, env=environment, start_new_session=True
+            )
         SERVERS.clear()  # the connection to another one is closed, so it ends
         SERVERS[started_with] = ours, process
     return SERVERS[started_with][0]
@@ -130,7 +142,8 @@ def _become_supervisor(connection, program, order, pipe, log, *inputs):
 def run_program(command):
     """Run ``python COMMAND`` in this forked process, a module, a file or a text; end the process as Python would."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # a line is one write: ranks share the log
+        # a line is one write: ranks share the log
+        stream.reconfigure(line_buffering=True, write_through=False)
     if "numpy" in sys.modules:  # Python's own random numbers differ after a fork
         sys.modules["numpy"].random.seed()
     status = 0
@@ -142,7 +155,11 @@ def run_program(command):
             print(end.code, file=sys.stderr)
     except BaseException as error:
         place = error.__traceback__
-        while place.tb_next and place.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        while place.tb_next and place.tb_frame.f_code.co_filename in (
+            __file__,
+            runpy.__file__,
+            "<frozen runpy>",
+        ):
             place = place.tb_next  # the program's own lines are enough
         sys.excepthook(type(error), error.with_traceback(place), place)
         status = 1

@@ -26,8 +26,14 @@ def check_00_2(who_am_i):
             raise AssertionError(f"{place} there is no {error}.") from None
         what = f"{place} it returned {answer!r}"
         assert isinstance(answer, tuple | list) and len(answer) == 3, f"{what}, not three numbers."
-        assert all(type(number) is int for number in answer), f"{what}: an environment variable is a string."
-        same = "it has the right numbers in another order" if sorted(answer) == sorted(right) else f"not {right}"
+        assert all(type(number) is int for number in answer), (
+            f"{what}: an environment variable is a string."
+        )
+        same = (
+            "it has the right numbers in another order"
+            if sorted(answer) == sorted(right)
+            else f"not {right}"
+        )
         assert tuple(answer) == right, f"{what}: {same}. Return rank, local rank and world size."
 
 
@@ -58,7 +64,9 @@ def runs_on_four_ranks(path):
     assert places == wanted, f"It ran, and printed: {'; '.join(places or printed) or 'nothing'}."
     for node in (0, 1):
         seen = {gpu for _, names in lines[2 * node : 2 * node + 2] for gpu in names.split(",")}
-        assert len(seen) == 2 and "none" not in seen, f"The two ranks of node {node} see these GPUs: {sorted(seen)}."
+        assert len(seen) == 2 and "none" not in seen, (
+            f"The two ranks of node {node} see these GPUs: {sorted(seen)}."
+        )
     return TRIED
 
 
@@ -66,9 +74,13 @@ def read_four_ranks(text):
     """Where no Slurm can be started: require the words that start four ranks."""
     script = Script(text)
     program = re.search(r"^\s*srun\b(?:(?! #).)*\bmpdemo\.labs\.hello\b", text.replace("\\\n", " "), re.M)
-    assert program, "srun doesn't start mpdemo.labs.hello: without it the program runs once, on the first node."
+    assert program, (
+        "srun doesn't start mpdemo.labs.hello: without it the program runs once, on the first node."
+    )
     nodes, tasks = script.number("nodes"), script.number("ntasks-per-node")
     per_node = 2 if script.launcher == "torchrun" else tasks
-    assert (nodes, per_node) == (2, 2), f"Slurm reads {nodes} nodes with {tasks} tasks each (--ntasks-per-node)."
+    assert (nodes, per_node) == (2, 2), (
+        f"Slurm reads {nodes} nodes with {tasks} tasks each (--ntasks-per-node)."
+    )
     gpus = script.gpus_per_node(tasks)
     assert gpus == 2, f"It asks for {gpus or 'no'} GPUs on each node."

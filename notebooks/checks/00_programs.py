@@ -43,12 +43,16 @@ def test_00_1(rank, n):
     assert not shared, f"In an epoch both processes train on {shared} samples that are the same."
     size = sum(len(row[0][0]) for row in steps)
     assert size == BATCH, f"A step of both processes has {size} samples, and a step of one has {BATCH}."
-    assert weights[0] == weights[1], "The processes end with different models: nothing averages their gradients."
+    assert weights[0] == weights[1], (
+        "The processes end with different models: nothing averages their gradients."
+    )
     assert orders[0][0] != orders[0][1], "Both epochs have the same order."
     lines = [len(text) for text in printed]
     assert lines == [EPOCHS, 0], f"In {EPOCHS} epochs the processes print {lines[0]} and {lines[1]} lines."
     for epoch, text in enumerate(printed[0]):
-        mean = sum(len(numbers) * loss for row in steps for numbers, loss in epochs_of(row)[epoch]) / SAMPLES
+        mean = (
+            sum(len(numbers) * loss for row in steps for numbers, loss in epochs_of(row)[epoch]) / SAMPLES
+        )
         told = f"Rank 0 prints {text!r}, but the mean loss of all {SAMPLES} samples is {mean:.4f}."
         assert close(float(text.split()[-1]), mean, 0.001), told
     step = stepping(alone, [])

@@ -14,7 +14,11 @@ def check_01_1(accumulate):
 
 def require_accumulation(accumulate, parts):
     """Require one step on 12 images in some parts, with an older gradient in place."""
-    images, labels, model = torch.linspace(-1, 1, 36).reshape(12, 3).sin(), torch.arange(12) % 3, nn.Linear(3, 3)
+    images, labels, model = (
+        torch.linspace(-1, 1, 36).reshape(12, 3).sin(),
+        torch.arange(12) % 3,
+        nn.Linear(3, 3),
+    )
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
 
@@ -24,7 +28,8 @@ def require_accumulation(accumulate, parts):
     whole, last, older = gradient_of_last(12), gradient_of_last(12 // parts), gradient_of_last(5)
     seen, passes, sizes = [], [], []
     model.weight.grad, optimizer = older.clone(), torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: seen.append(copy.deepcopy(model.weight.grad)))  # it may change later
+    # it may change later
+    optimizer.register_step_pre_hook(lambda *_: seen.append(copy.deepcopy(model.weight.grad)))
     model.weight.register_hook(lambda _: passes.append(1))
     model.register_forward_hook(lambda layer, inputs, outputs: sizes.append(len(inputs[0])))
     accumulate(model, optimizer, cross_entropy, images, labels, parts)

@@ -38,13 +38,19 @@ def test_01_2(rank, n):
     with torch.autograd.graph.saved_tensors_hooks(Stored, lambda kept: kept.tensor):
         result = validate(model, cross_entropy, batches)
     hook.remove()
-    assert len(stored) == len(batches), f"For {len(batches)} batches it called the model {len(stored)} times."
+    assert len(stored) == len(batches), (
+        f"For {len(batches)} batches it called the model {len(stored)} times."
+    )
     grown = f"Before the last of {len(batches)} batches it kept {stored[-1]} tensors for a backward pass"
     assert stored[-1] <= stored[1], f"{grown}, before the second {stored[1]}."
     assert not any(modes), "The dropout was on: another call gives another loss."
-    assert model.training, "The training would go on without dropout: the model is no longer in training mode."
+    assert model.training, (
+        "The training would go on without dropout: the model is no longer in training mode."
+    )
     wanted = cross_entropy(model.eval()(images), labels).item()
-    assert close(float(result), wanted, 1e-4), f"It returns {float(result):.4f}, but the mean loss is {wanted:.4f}."
+    assert close(float(result), wanted, 1e-4), (
+        f"It returns {float(result):.4f}, but the mean loss is {wanted:.4f}."
+    )
     return f"The loss is {float(result):.2f} in every call, and no batch leaves anything behind."
 
 
@@ -82,9 +88,13 @@ def slow_batches(count):
 def test_01_3(rank, n):
     device, steps = ToyDevice(0.010), 20
     losses, seconds = measure(device, slow_batches(steps))
-    assert losses == list(range(steps)), f"The losses of {steps} steps should come back in order, but it gave {losses}."
+    assert losses == list(range(steps)), (
+        f"The losses of {steps} steps should come back in order, but it gave {losses}."
+    )
     early = [launched for launched in device.waits if launched < steps]
-    assert len(early) <= steps // 5, f"The host waited {len(early)} times before the last step: they take turns."
+    assert len(early) <= steps // 5, (
+        f"The host waited {len(early)} times before the last step: they take turns."
+    )
     said = f"It reports {1000 * seconds:.1f} ms a step"
     late = "The clock was read before the device had done its work."
     assert seconds > 0.0097, f"{said}, but the device computes 10 ms for each. {late}"
@@ -110,4 +120,6 @@ def test_01_4(rank, n):
     assert gradients[0] is not None, "x gets no gradient, so the layers before this one don't learn."
     assert all(gradient is not None for gradient in gradients), "The layer's weights get no gradient."
     same = all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(gradients, right, strict=True))
-    assert same, "The gradients aren't those of a plain call: the gradient that comes from above must go in."
+    assert same, (
+        "The gradients aren't those of a plain call: the gradient that comes from above must go in."
+    )

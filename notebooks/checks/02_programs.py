@@ -15,7 +15,9 @@ def test_02_1(rank, n):
     model = nn.Linear(5, 3)
     for count, devices in ((12, 4), (10, 4), (10, 8)):
         images, labels, sizes = torch.randn(count, 5), torch.arange(count) % 3, []
-        noting = model.register_forward_hook(lambda _, inputs, __, sizes=sizes: sizes.append(len(inputs[0])))
+        noting = model.register_forward_hook(
+            lambda _, inputs, __, sizes=sizes: sizes.append(len(inputs[0]))
+        )
         loss = mean_loss(model, images, labels, devices)
         noting.remove()
         wanted, parts = cross_entropy(model(images), labels), [len(part) for part in images.chunk(devices)]
@@ -29,7 +31,10 @@ def test_02_1(rank, n):
 def trained(model, batches, renewed=True, cleared=True):
     """Train a copy of a model in three parts, whose copies get new weights and empty gradients or not; return it."""
     model = copy.deepcopy(model)
-    copies, optimizer = [copy.deepcopy(model) for _ in range(2)], torch.optim.SGD(model.parameters(), lr=0.5)
+    copies, optimizer = (
+        [copy.deepcopy(model) for _ in range(2)],
+        torch.optim.SGD(model.parameters(), lr=0.5),
+    )
     for images, labels in batches:
         optimizer.zero_grad()
         for replica in copies:
@@ -52,9 +57,16 @@ def alike(model, other):
 
 def test_02_2(rank, n):
     torch.manual_seed(0)
-    model, sizes, made, deepcopy = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), [], [], copy.deepcopy
+    model, sizes, made, deepcopy = (
+        nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)),
+        [],
+        [],
+        copy.deepcopy,
+    )
     batches = [(torch.randn(12, 5), torch.arange(12) % 3) for _ in range(3)]
-    right, stale, kept = (trained(model, batches, *how) for how in ((True, True), (False, True), (True, False)))
+    right, stale, kept = (
+        trained(model, batches, *how) for how in ((True, True), (False, True), (True, False))
+    )
     one, own = deepcopy(model), deepcopy(model)
     train(one, torch.optim.SGD(one.parameters(), lr=0.5), batches[:1], 3)
     assert alike(one, trained(model, batches[:1])), "After one step the weights aren't those of one device."

@@ -70,7 +70,9 @@ def test_03_1(rank, n):
     ddp = MyDDP(net, BUCKET)
     for (name, own), right in zip(net.state_dict().items(), single.state_dict().values(), strict=True):
         what = "buffers" if name == "shift" else "weights"
-        assert torch.equal(own, right), f"Rank {rank} doesn't begin with rank 0's {what}: {name} is its own."
+        assert torch.equal(own, right), (
+            f"Rank {rank} doesn't begin with rank 0's {what}: {name} is its own."
+        )
     inputs, labels = torch.randn(12, 8, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 8
     for step, skip in enumerate(((), (), (3, 4))):  # of what is left a bucket fills up, and one doesn't
         net.skip = single.skip = skip
@@ -100,21 +102,33 @@ def test_03_1(rank, n):
 def require_overlap(log, where):
     """Require that the backward pass, which has just ended, sent what it could and waited for nothing."""
     kinds = [kind for kind, _ in log]
-    assert "block" not in kinds, f"{where} the backward pass stands still in all_reduce until the sum is there."
+    assert "block" not in kinds, (
+        f"{where} the backward pass stands still in all_reduce until the sum is there."
+    )
     assert "wait" not in kinds, f"{where} the backward pass waits for an all-reduce, so nothing overlaps."
-    assert "send" in kinds, f"{where} no all-reduce begins before the backward pass has ended, so nothing overlaps."
+    assert "send" in kinds, (
+        f"{where} no all-reduce begins before the backward pass has ended, so nothing overlaps."
+    )
 
 
 def require_buckets(log, where):
     """Require all-reduces of a bucket's size, each of them waited for."""
-    sizes, waits = ([bytes_ for kind, bytes_ in log if kind in kinds] for kinds in (("send", "block"), ("wait",)))
-    assert max(sizes) <= BUCKET, f"{where} an all-reduce carries {max(sizes)} bytes: bucket_bytes is {BUCKET}."
+    sizes, waits = (
+        [bytes_ for kind, bytes_ in log if kind in kinds] for kinds in (("send", "block"), ("wait",))
+    )
+    assert max(sizes) <= BUCKET, (
+        f"{where} an all-reduce carries {max(sizes)} bytes: bucket_bytes is {BUCKET}."
+    )
     alone = f"{where} there are {len(sizes)} all-reduces, and each carries a single gradient: nothing is collected."
     assert max(sizes) == BUCKET, alone
-    luck = f"{where} a tensor is changed while its all-reduce is under way: what arrives is a matter of luck."
+    luck = (
+        f"{where} a tensor is changed while its all-reduce is under way: what arrives is a matter of luck."
+    )
     assert ("changed", BUCKET) not in log, luck
     missing = len(sizes) - len(waits) - [kind for kind, _ in log].count("block")
-    assert not missing, f"{where} finish() returns while {missing} of {len(sizes)} all-reduces are still under way."
+    assert not missing, (
+        f"{where} finish() returns while {missing} of {len(sizes)} all-reduces are still under way."
+    )
 
 
 def test_03_2(rank, n):
@@ -124,7 +138,8 @@ def test_03_2(rank, n):
     log = late_all_reduces(program)
     ddp, optimizer = Hooks(model), torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.append([p.grad.clone() for p in model.parameters()]))
-    for step, (size, count) in enumerate(((0.1, 3), (10, 3), (10, 1))):  # gradients of the last two are clipped
+    # gradients of the last two are clipped
+    for step, (size, count) in enumerate(((0.1, 3), (10, 3), (10, 1))):
         if step == 2:
             require_switched_on(ddp, log)
         inputs = size * torch.randn(12, 5)
@@ -132,19 +147,29 @@ def test_03_2(rank, n):
         cross_entropy(single(inputs), labels).backward()
         clip(single.parameters(), 1)
         log.clear()
-        train_step(ddp, optimizer, list(zip(inputs[rank::n].chunk(count), labels[rank::n].chunk(count), strict=True)))
+        train_step(
+            ddp,
+            optimizer,
+            list(zip(inputs[rank::n].chunk(count), labels[rank::n].chunk(count), strict=True)),
+        )
         kinds = [kind for kind, _ in log]
         sent, waited, where = kinds.count("send"), kinds.count("wait"), f"In step {step}"
-        assert sent != 12, "All 4 gradients are sent in each of the 3 microbatches: two thirds of that is wasted."
+        assert sent != 12, (
+            "All 4 gradients are sent in each of the 3 microbatches: two thirds of that is wasted."
+        )
         assert sent == 4, f"{where} there are {sent} all-reduces: the mean of 4 gradients needs 4."
         assert waited == 4, f"{where} the optimizer doesn't wait for {4 - waited} of 4 all-reduces."
         early = f"{where} gradients are clipped before the all-reduces have ended: each rank measures its own norm."
         assert "clip" not in kinds[: kinds.index("wait")], early
         assert "changed" not in kinds, f"{where} gradients were sent before all microbatches were in them."
-        assert len(seen) == step + 1, f"{where} the optimizer makes {len(seen) - step} steps instead of one."
+        assert len(seen) == step + 1, (
+            f"{where} the optimizer makes {len(seen) - step} steps instead of one."
+        )
         total = torch.cat([gradient.flatten() for gradient in seen[-1]]).norm()
         assert total < 1.01, f"{where} the gradient has the norm {total:.1f}: it isn't clipped to 1."
-        require_gradients(seen[-1], gradients(single), where, "Was an older one still in .grad?" if step else "")
+        require_gradients(
+            seen[-1], gradients(single), where, "Was an older one still in .grad?" if step else ""
+        )
 
 
 def require_switched_on(ddp, log):
@@ -159,7 +184,9 @@ def require_switched_on(ddp, log):
         assert log, "After an error inside of no_sync() nothing is sent: it was left switched off."
         ddp.model.zero_grad()
     else:
-        raise AssertionError("no_sync() swallows an error inside of it: the run would go on with half a batch.")
+        raise AssertionError(
+            "no_sync() swallows an error inside of it: the run would go on with half a batch."
+        )
 
 
 def test_03_3(rank, n):
@@ -167,11 +194,19 @@ def test_03_3(rank, n):
     for workers, count in product((0, 2), (12, 13, 14)):
         files = [list(range(first, first + 4)) for first in (0, 4)] + [list(range(8, count))]
         options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
-        parts = gathered([int(sample) for sample in DataLoader(Stream(files, rank, n), batch_size=None, **options)])
-        read, sizes, where = sorted(sum(parts, [])), [len(part) for part in parts], f"With num_workers={workers}"
+        parts = gathered(
+            [int(sample) for sample in DataLoader(Stream(files, rank, n), batch_size=None, **options)]
+        )
+        read, sizes, where = (
+            sorted(sum(parts, [])),
+            [len(part) for part in parts],
+            f"With num_workers={workers}",
+        )
         where += f" and {count} samples," * (count > 12)
         often = next((sample for sample in read if read.count(sample) > 1), None)
-        assert often is None, f"{where} an epoch of both ranks has sample {often} {read.count(often)} times."
+        assert often is None, (
+            f"{where} an epoch of both ranks has sample {often} {read.count(often)} times."
+        )
         too_few = f"{where} both ranks together read {len(read)} of {count} samples."
         assert set(read) <= {*range(count)} and len(read) > count - n * max(workers, 1), too_few
         unequal = f"{where} rank 0 reads {sizes[0]} samples and rank 1 reads {sizes[1]}: one of them runs out first."
@@ -187,17 +222,29 @@ def test_03_4(rank, n):
     single = copy.deepcopy(model)
     for parameter in single.parameters():
         dist.broadcast(parameter.data, 0)
-    model.register_forward_pre_hook(lambda _, taken: own.append((24 * taken[0][:, 0]).round().int().tolist()))
+    model.register_forward_pre_hook(
+        lambda _, taken: own.append((24 * taken[0][:, 0]).round().int().tolist())
+    )
     train(model, inputs, labels, 6, 8)
     generator, optimizer = torch.Generator().manual_seed(0), torch.optim.AdamW(single.parameters(), lr=0.01)
     for step, parts in enumerate(zip(*gathered(own), strict=True)):
         rows = torch.randint(24, (8,), generator=generator)
-        sizes, together, right = [len(part) for part in parts], sorted(sum(parts, [])), sorted(rows.tolist())
-        assert sizes == [4, 4], f"In step {step} the ranks compute {sizes[0]} and {sizes[1]} of the batch's 8 rows."
-        assert together == right, f"In step {step} the ranks compute the rows {together}, and one device {right}."
+        sizes, together, right = (
+            [len(part) for part in parts],
+            sorted(sum(parts, [])),
+            sorted(rows.tolist()),
+        )
+        assert sizes == [4, 4], (
+            f"In step {step} the ranks compute {sizes[0]} and {sizes[1]} of the batch's 8 rows."
+        )
+        assert together == right, (
+            f"In step {step} the ranks compute the rows {together}, and one device {right}."
+        )
         optimizer.zero_grad()
         cross_entropy(single(inputs[rows]), labels[rows]).backward()
         torch.nn.utils.clip_grad_norm_(single.parameters(), 0.5)
         optimizer.step()
     apart = (single.weight - model.weight).abs().max().item()
-    assert apart < 1e-4, f"Rank {rank} ends with other weights than one device that computes the same batches."
+    assert apart < 1e-4, (
+        f"Rank {rank} ends with other weights than one device that computes the same batches."
+    )

@@ -20,7 +20,9 @@ def require_each(stage, own, right, rank):
     for (name, _), gradient, wanted in zip(stage.named_parameters(), own, right, strict=True):
         times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
         assert gradient is not None, f"There is none: {whose} is still None after the step."
-        assert close(times, 1, 1e-3), f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
+        assert close(times, 1, 1e-3), (
+            f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
+        )
 
 
 class Down(nn.Module):
@@ -50,7 +52,10 @@ class Up(nn.Module):
 def test_04_1(rank, n):
     torch.manual_seed(0)
     down, up = halves = Down(), Up()
-    stage, pickled = halves[rank], watch(program, "send_object_list", "broadcast_object_list", "all_gather_object")
+    stage, pickled = (
+        halves[rank],
+        watch(program, "send_object_list", "broadcast_object_list", "all_gather_object"),
+    )
     for shape in ((8, 1, 12, 12), (5, 1, 9, 16)):
         images, labels = torch.randn(shape), torch.randint(0, 3, shape[:1])
         deep, skip = down(images)
@@ -72,7 +77,9 @@ def test_04_1(rank, n):
         near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
         assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
         slow = f"The gradients are right, but {pickled and pickled[0][0]} pickles every tensor, which on a GPU copies"
-        assert not pickled, f"{slow} it to the CPU and makes Python wait. Send the shapes, then plain tensors."
+        assert not pickled, (
+            f"{slow} it to the CPU and makes Python wait. Send the shapes, then plain tensors."
+        )
 
 
 class Loss(nn.Module):
@@ -99,7 +106,9 @@ def test_04_2(rank, n):
         model[-1].register_forward_hook(lambda *_: passes.append(1))
         with holding(program) as held:
             train_step(model[rank], images if rank == 0 else None, rank, n)
-        waiting = f"While rank {rank} waits for the gradient, autograd still holds {max(held, default=0)} tensors"
+        waiting = (
+            f"While rank {rank} waits for the gradient, autograd still holds {max(held, default=0)} tensors"
+        )
         assert rank == n - 1 or not any(held), f"{waiting} of its forward pass."
         own = gradients(model[rank])
         other = f"Only with dropout rank {rank}'s gradients are wrong: which mask did each pass draw?"
@@ -110,7 +119,9 @@ def test_04_2(rank, n):
 
 
 def ready_made(*args, **kwargs):
-    raise AssertionError("torch.utils.checkpoint does this for you. Write it once yourself, to know what it does.")
+    raise AssertionError(
+        "torch.utils.checkpoint does this for you. Write it once yourself, to know what it does."
+    )
 
 
 @contextmanager
@@ -143,11 +154,15 @@ def test_04_3(rank, n):
         own += [[int(image) for image in batch] for batch in batches]
     first, second = gathered(own)
     for step, (images, labels) in enumerate(zip(first, second, strict=True)):
-        assert images == labels, f"In step {step} rank 0 has the images {images} and rank 1 has the labels of {labels}."
+        assert images == labels, (
+            f"In step {step} rank 0 has the images {images} and rank 1 has the labels of {labels}."
+        )
     sizes = [len(batch) for batch in first]
     assert sizes == 6 * [4], f"With batch_size=4 the steps of two epochs have {sizes} images."
     assert first[0] != [0, 1, 2, 3], "The images are in their original order: not shuffled."
-    assert first[:3] != first[3:], "The second epoch has the order of the first: `set_epoch` is never called."
+    assert first[:3] != first[3:], (
+        "The second epoch has the order of the first: `set_epoch` is never called."
+    )
 
 
 def test_04_4(rank, n):
@@ -158,9 +173,13 @@ def test_04_4(rank, n):
         there = os.path.exists(path)
         wait_for_all()
     counts = [len(files) for files in gathered(saved)]
-    assert sum(counts) == 1, f"Rank 0 writes {counts[0]} files and rank 1 writes {counts[1]}; the last one would win."
+    assert sum(counts) == 1, (
+        f"Rank 0 writes {counts[0]} files and rank 1 writes {counts[1]}; the last one would win."
+    )
     file = torch.load(path)
     missing = sorted(set(model.state_dict()) - set(file))
     assert not missing, f"There is one file, but it lacks {', '.join(missing)}: another stage's weights."
-    assert all(torch.equal(file[name], value) for name, value in model.state_dict().items()), "The weights differ."
+    assert all(torch.equal(file[name], value) for name, value in model.state_dict().items()), (
+        "The weights differ."
+    )
     assert there, f"Rank {rank} continued before the file was there. If it loads it now, it fails."

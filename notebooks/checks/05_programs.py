@@ -36,7 +36,9 @@ def test_05_1(rank, n, ahead=MICROBATCHES):
 def test_05_3(rank, n):
     calls = watch(program, "send", "recv", "isend", "irecv", "batch_isend_irecv")
     test_05_1(rank, n, ahead=2)  # 1F1B
-    assert "batch" not in str(calls), "On NCCL rank 1's batch never meets rank 0's single calls: another communicator."
+    assert "batch" not in str(calls), (
+        "On NCCL rank 1's batch never meets rank 0's single calls: another communicator."
+    )
     names = gathered([name.removeprefix("i") for name, _ in calls])
     for number, (first, last) in enumerate(zip(*names, strict=False), 1):
         assert first != last, f"It works on gloo. On NCCL both ranks would wait in call {number}, a {last}."
@@ -79,12 +81,12 @@ def test_05_5(rank, n):
         assert close(times, factor, 0.001), told
     weight.grad, tied.grad = torch.tensor([(3.0, 4.0)[rank]]), torch.tensor([12.0])
     norm = float(clip([weight, tied], 1.3, [tied] if rank else []))
-    twice = (
-        f"The norm is {norm:.2f}: the tied matrix counts on both stages. A single device has it once, and the norm 13."
-    )
+    twice = f"The norm is {norm:.2f}: the tied matrix counts on both stages. "
+    twice += "A single device has it once, and the norm 13."
     assert not close(norm, 313**0.5, 0.001), twice
-    assert close(norm, 13, 0.001), f"With a tied matrix, rank {rank} returns the norm {norm:.2f}; 3, 4 and 12 have 13."
-    told = (
-        f"Rank {rank} multiplies the tied matrix's gradient by {tied.grad.item() / 12:.2f}, not by 0.1 like the others."
+    assert close(norm, 13, 0.001), (
+        f"With a tied matrix, rank {rank} returns the norm {norm:.2f}; 3, 4 and 12 have 13."
     )
+    times = tied.grad.item() / 12
+    told = f"Rank {rank} multiplies the tied matrix's gradient by {times:.2f}, not by 0.1 like the others."
     assert close(tied.grad.item(), 1.2, 0.001), told

@@ -19,7 +19,10 @@ def test_06_1(rank, n):
     for replicas in (2, 1, 4):
         model = nn.Sequential(*[made(number) for number in range(n // replicas)])
         replica, stage = divmod(rank, len(model))
-        part, module = [tensor.chunk(replicas)[replica].clone() for tensor in (images, labels)], deepcopy(model[stage])
+        part, module = (
+            [tensor.chunk(replicas)[replica].clone() for tensor in (images, labels)],
+            deepcopy(model[stage]),
+        )
         step(module, mse_loss, *part, rank, len(model), replicas)
         own, where = gradients(module), f"In the grid of {replicas} x {len(model)}, on rank {rank}"
         mse_loss(model(images), labels).backward()
@@ -45,11 +48,16 @@ def test_06_2(rank, n):
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     replica, stage = divmod(rank, 2)
-    model = made(rank)  # so ranks 0 and 1 have read the two stages, and ranks 2 and 3 have weights of their own
+    # so ranks 0 and 1 have read the two stages, and ranks 2 and 3 have weights of their own
+    model = made(rank)
     hand_over(model, rows[replica], columns[stage])
     holds = [seed for seed in range(n) if torch.equal(model.weight, made(seed).weight)]
     if holds != [stage]:
-        had = "no longer has the weights that it read" if replica == 0 else f"has other weights than stage {stage}"
+        had = (
+            "no longer has the weights that it read"
+            if replica == 0
+            else f"has other weights than stage {stage}"
+        )
         had = "still has the weights that it began with" if holds == [rank] else had
         had = f"has the weights of stage {1 - stage}" if holds == [1 - stage] else had
         raise AssertionError(f"Rank {rank} {had}.")

@@ -13,7 +13,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from checks.helpers import COLLECTIVES, close, gathered, gradients, ratio, require_gradients, substitute, watch
+from checks.helpers import (
+    COLLECTIVES,
+    close,
+    gathered,
+    gradients,
+    ratio,
+    require_gradients,
+    substitute,
+    watch,
+)
 from mpdemo.world.collectives import whole
 
 
@@ -29,7 +38,9 @@ def test_07_1(rank, n):
     assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only its own rows."
     assert shape == (3, 4), f"{where} the gradient has the shape {shape}, but the rows have (3, 4)."
     require_gradients([own], [full.grad.chunk(n)[rank]], where, "Whose images, and which rows, are in it?")
-    assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
+    assert "all_reduce" not in used, (
+        f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
+    )
 
 
 def blocks_and_batch():
@@ -40,8 +51,12 @@ def blocks_and_batch():
 def require_sharded(model):
     """Require each block to be sharded, and the model itself."""
     blocks = [isinstance(block, FSDPModule) for block in model]
-    assert any(blocks) or isinstance(model, FSDPModule), "Nothing is sharded: every rank still has the whole model."
-    assert all(blocks), "The blocks are gathered all at once, so each rank holds the whole model in every step."
+    assert any(blocks) or isinstance(model, FSDPModule), (
+        "Nothing is sharded: every rank still has the whole model."
+    )
+    assert all(blocks), (
+        "The blocks are gathered all at once, so each rank holds the whole model in every step."
+    )
     alone = "Each block is a root of its own, and by default a root keeps its gathered weights after the forward pass."
     assert isinstance(model, FSDPModule), alone
 
@@ -52,7 +67,9 @@ def used(model, optimizer, *args):
     said = train_step(model, optimizer, *args)
     optimizer.zero_grad()
     after = [whole(parameter.detach()) for parameter in model.parameters()]
-    return said, [(old - new) / optimizer.param_groups[0]["lr"] for old, new in zip(before, after, strict=True)]
+    return said, [
+        (old - new) / optimizer.param_groups[0]["lr"] for old, new in zip(before, after, strict=True)
+    ]
 
 
 def gradients_of(model, x, y):
@@ -72,18 +89,23 @@ def test_07_2(rank, n):
     assert all(gradient.any() for gradient in own), still
     require_sharded(model)
     first = ratio(own, gradients_of(single, *firsts))
-    assert math.isnan(first), "The step uses the first microbatch's gradients only: who reduce-scatters the others'?"
+    assert math.isnan(first), (
+        "The step uses the first microbatch's gradients only: who reduce-scatters the others'?"
+    )
     require_gradients(own, right, "Of two microbatches")
     single.load_state_dict({name: whole(value.detach()) for name, value in model.named_parameters()})
     limit = 0.1
     (_, own), right = used(model, optimizer, parts, limit), gradients_of(single, x, y)
     norm = torch.cat([gradient.flatten() for gradient in own]).norm().item()
-    assert close(norm, limit), f"Clipped to {limit}, all gradients together have the norm {norm:.3f}: of what is it?"
+    assert close(norm, limit), (
+        f"Clipped to {limit}, all gradients together have the norm {norm:.3f}: of what is it?"
+    )
     times = limit / torch.cat([gradient.flatten() for gradient in right]).norm()
     require_gradients(own, [times * gradient for gradient in right], "After clipping")
 
 
-TARGETS = torch.tensor([[7, 1], [2, 3]])  # of each rank's two microbatches, which have 8 places; the rest is padding
+# of each rank's two microbatches, which have 8 places; the rest is padding
+TARGETS = torch.tensor([[7, 1], [2, 3]])
 UNEQUAL = {  # what a microbatch's losses count, times any number
     "a mean of the microbatches' means: one target among 7 counts less than a lone one": 1 / TARGETS,
     "a mean of the ranks' means: a target of rank 0, which has 8, counts less than one of rank 1, which has 5": (
@@ -159,7 +181,9 @@ def require_weighted(own, model, losses, name):
     for kind, weights in UNEQUAL.items():
         assert math.isnan(ratio(own, gradients_of(weights))), f"With {name} the gradient is {kind}."
     right = gradients_of(1 / 13)
-    halves = [ratio(*([g.chunk(2)[half] for g in gradients] for gradients in (own, right))) for half in (0, 1)]
+    halves = [
+        ratio(*([g.chunk(2)[half] for g in gradients] for gradients in (own, right))) for half in (0, 1)
+    ]
     told = f"With {name} each rank scales its own rows by another number: do all ranks divide by the same?"
     assert not math.isnan(times := ratio(own, right)) or any(map(math.isnan, halves)), told
     why = next((why for factor, why in FACTORS.items() if close(times, factor)), "")
@@ -180,16 +204,28 @@ def test_07_4(rank, n):
     prepare(model, 2, 2)
     require_sharded(model)
     rows = gathered(model[0][0].weight.to_local().detach().tolist())
-    assert len(rows[0]) != 1, "Each rank stores a quarter, so every block's weights are gathered across the network."
+    assert len(rows[0]) != 1, (
+        "Each rank stores a quarter, so every block's weights are gathered across the network."
+    )
     same = [other for other in range(n) if rows[other] == rows[0]]
-    assert same != [0, 1], "Ranks 0 and 1 store the same rows, but they share a node: here it should store them once."
-    assert same == [0, 2], f"Rank 0's rows are stored by the ranks {same}, not by ranks 0 and 2, one in each node."
+    assert same != [0, 1], (
+        "Ranks 0 and 1 store the same rows, but they share a node: here it should store them once."
+    )
+    assert same == [0, 2], (
+        f"Rank 0's rows are stored by the ranks {same}, not by ranks 0 and 2, one in each node."
+    )
     parts = [*zip(x.chunk(n)[rank].chunk(2), y.chunk(n)[rank].chunk(2), strict=True)]
     for step in ("In the first step", "In the second step"):
         calls = watch(program, "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
         accumulate(model, parts)
         require_gradients([g.full_tensor() for g in gradients(model)], gradients_of(single, x, y), step)
-        across, inside = (sum(name == kind for name, _ in calls) for kind in ("all_reduce", "reduce_scatter"))
-        kept = f"{step} 3 blocks and 2 microbatches make {inside} reduce-scatters, not 6: until the last one, "
+        across, inside = (
+            sum(name == kind for name, _ in calls) for kind in ("all_reduce", "reduce_scatter")
+        )
+        kept = (
+            f"{step} 3 blocks and 2 microbatches make {inside} reduce-scatters, not 6: until the last one, "
+        )
         assert inside >= 6, f"{kept}each rank keeps whole gradients."
-        assert across == 3, f"{step} {across} all-reduces cross the network; one for each of 3 blocks is enough."
+        assert across == 3, (
+            f"{step} {across} all-reduces cross the network; one for each of 3 blocks is enough."
+        )

@@ -30,7 +30,9 @@ def test_08_1(rank, n):
     program.setdefault("Sum", Sum)
     torch.manual_seed(0)
     shapes = (5, 4), (6, 4), (6,), (4, 6), (4,)
-    x, up, up_bias, down, down_bias = tensors = [torch.randn(*shape, requires_grad=True) for shape in shapes]
+    x, up, up_bias, down, down_bias = tensors = [
+        torch.randn(*shape, requires_grad=True) for shape in shapes
+    ]
     result = linear(linear(x, up, up_bias).relu(), down, down_bias)
     (result**2).sum().backward()
 
@@ -50,7 +52,9 @@ def test_08_1(rank, n):
     assert forward == 1, f"{where} the forward pass has {forward} all-reduces; one is enough."
     (own**2).sum().backward()
     for name, part, wanted in zip(("x", "up", "up_bias", "down", "down_bias"), parts, right, strict=True):
-        half = "is of this rank's half of the hidden layer alone" if name == "x" else "isn't a single device's"
+        half = (
+            "is of this rank's half of the hidden layer alone" if name == "x" else "isn't a single device's"
+        )
         assert close(ratio([part.grad], [wanted]), 1, 1e-3), f"{where} the gradient of {name} {half}."
     backward = len(calls) - forward
     assert backward == 1, f"{where} the backward pass has {backward} all-reduces, not one."
@@ -61,7 +65,9 @@ def test_08_2(rank, n):
     shapes = {"up": (12 // n, 4), "down": (4, 12 // n), "norm": (4,)}
     for name, tensor in drawn.items():
         shape = tuple(tensor.shape)
-        assert shape == shapes[name], f"{name} has the shape {shape} on rank {rank}; a rank stores {shapes[name]}."
+        assert shape == shapes[name], (
+            f"{name} has the shape {shape} on rank {rank}; a rank stores {shapes[name]}."
+        )
         assert tensor.std() > 0.02, f"{name} isn't random on rank {rank}."
     first, second = gathered({name: tensor.detach().tolist() for name, tensor in drawn.items()})[:2]
     for name in ("up", "down"):
@@ -96,13 +102,17 @@ def reduce_scatter(whole):
 def stashed(node):
     """Return the tensors that a graph's nodes hold as attributes, where no hook sees them."""
     found = [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
-    return found + [tensor for following, _ in node.next_functions if following for tensor in stashed(following)]
+    return found + [
+        tensor for following, _ in node.next_functions if following for tensor in stashed(following)
+    ]
 
 
 def test_08_3(rank, n):
     program.setdefault("all_gather", all_gather), program.setdefault("reduce_scatter", reduce_scatter)
     torch.manual_seed(0)
-    whole, weight, bias = x, w, b = [torch.randn(*s, requires_grad=True) for s in ((2, 4 * n, 5), (3 * n, 5), (3 * n,))]
+    whole, weight, bias = x, w, b = [
+        torch.randn(*s, requires_grad=True) for s in ((2, 4 * n, 5), (3 * n, 5), (3 * n,))
+    ]
     (right := linear(x, w, b)).backward(arriving := torch.randn(2, 4 * n, 3 * n))
     columns = [tensor.detach().chunk(n)[rank].clone().requires_grad_() for tensor in (weight, bias)]
     part = whole.detach().chunk(n, 1)[rank].clone().requires_grad_()
@@ -113,7 +123,9 @@ def test_08_3(rank, n):
     require_columns(output, right.chunk(n, -1)[rank], n)
     large = [t for t in (*held, *stashed(output.grad_fn)) if t.untyped_storage().nbytes() >= whole.nbytes]
     shape = tuple(large[0].shape) if large else ()
-    assert not large, f"The output is right, but until the backward pass memory holds {shape}: the tokens of all ranks."
+    assert not large, (
+        f"The output is right, but until the backward pass memory holds {shape}: the tokens of all ranks."
+    )
     try:
         output.backward(arriving.chunk(n, -1)[rank].contiguous())
     except RuntimeError as error:
@@ -121,7 +133,9 @@ def test_08_3(rank, n):
         all_tokens = "The gradient of `part` has all ranks' tokens. A rank needs its own, and has its part of each sum."
         raise AssertionError(all_tokens if refused else str(error)) from None
     backward = Counter(name for name, _ in calls) - forward
-    require_parts(part, columns, whole.grad.chunk(n, 1)[rank], [t.grad.chunk(n) for t in (weight, bias)], rank)
+    require_parts(
+        part, columns, whole.grad.chunk(n, 1)[rank], [t.grad.chunk(n) for t in (weight, bias)], rank
+    )
     most = "It's right, but the backward pass has {}. It needs an all-gather and a reduce-scatter."
     assert backward == {"all_gather": 1, "reduce_scatter": 1}, most.format(in_words(backward))
     return f"Autograd holds {tuple(part.shape)} instead of {tuple(whole.shape)}. The layer now has " + (
@@ -130,13 +144,17 @@ def test_08_3(rank, n):
 
 
 def in_words(calls):
-    return " and ".join(f"{number} {name.replace('_', '-')}{'s' * (number > 1)}" for name, number in calls.items())
+    return " and ".join(
+        f"{number} {name.replace('_', '-')}{'s' * (number > 1)}" for name, number in calls.items()
+    )
 
 
 def require_columns(output, right, n):
     """Require this rank's columns for the tokens of all ranks, in order."""
     shape = tuple(output.shape)
-    assert shape == tuple(right.shape), f"The output has the shape {shape}; all tokens give {tuple(right.shape)}."
+    assert shape == tuple(right.shape), (
+        f"The output has the shape {shape}; all tokens give {tuple(right.shape)}."
+    )
     order = "The outputs are right, but not in the order of the tokens: rank 0's come first."
     backwards = torch.cat(right.chunk(n, 1)[::-1], 1)
     assert not close(ratio([output.detach()], [backwards.detach()]), 1, 1e-3), order
@@ -146,7 +164,9 @@ def require_columns(output, right, n):
 
 def require_parts(part, columns, right, slices, rank):
     """Require one device's gradients of this rank's tokens, its slice of the weight and of the bias."""
-    alone = "The gradient of `part` is of this rank's columns alone: the ranks' partial sums aren't added up."
+    alone = (
+        "The gradient of `part` is of this rank's columns alone: the ranks' partial sums aren't added up."
+    )
     assert close(ratio([part.grad], [right]), 1, 1e-3), alone
     for name, own, wanted in zip(("weight", "bias"), columns, slices, strict=True):
         added = f"The gradient of `{name}` is added up over ranks. Their columns differ: each has its own in full."
@@ -166,9 +186,13 @@ def test_08_4(rank, n):
         return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]], dim=2)
 
     own, wanted = attention(*map(mine, wholes), rank, n), mine(right)
-    assert own.shape == wanted.shape, f"The output has the shape {tuple(own.shape)}, the queries {tuple(wanted.shape)}."
+    assert own.shape == wanted.shape, (
+        f"The output has the shape {tuple(own.shape)}, the queries {tuple(wanted.shape)}."
+    )
     wrong = (~((own - wanted).abs().amax((0, 1, 3)) < 1e-4)).tolist()  # also where it is nan
-    numbers = [rank * chunk + k for k in range(chunk)] + [(2 * n - 1 - rank) * chunk + k for k in range(chunk)]
+    numbers = [rank * chunk + k for k in range(chunk)] + [
+        (2 * n - 1 - rank) * chunk + k for k in range(chunk)
+    ]
     places = [place for place, bad in zip(numbers, wrong, strict=True) if bad]
     everywhere = gathered(places)
     first = next((r for r, found in enumerate(everywhere) if found), None)
@@ -192,4 +216,6 @@ def test_08_5(rank, n):
     stored = model[0].weight.to_local().numel()
     assert stored == 8, f"Each rank stores {stored} of the 32 weights of the first layer, not a quarter."
     grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
-    require_gradients(grads, right, f"On rank {rank}", "Do both ranks of a tensor-parallel group get the same samples?")
+    require_gradients(
+        grads, right, f"On rank {rank}", "Do both ranks of a tensor-parallel group get the same samples?"
+    )

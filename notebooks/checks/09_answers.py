@@ -38,7 +38,8 @@ COUNT = 24  # all-reduces of a run
 def arrivals(ranks, late):
     """Return when each rank joins each all-reduce, in ms: a jitter, and what `late` adds in this step (rank -> ms)."""
     for step in range(COUNT):
-        jitter = [EARLY[(3 * rank + step) % len(EARLY)] + (rank == 1) for rank in range(ranks)]  # rank 1 is often last
+        # rank 1 is often last
+        jitter = [EARLY[(3 * rank + step) % len(EARLY)] + (rank == 1) for rank in range(ranks)]
         yield [own + late(step).get(rank, 0) for rank, own in enumerate(jitter)]
 
 
@@ -46,7 +47,8 @@ def healthy(step):
     return {}
 
 
-RUNS = [  # ranks; who is late by how much; ms of a transfer; the straggler; what is special; what a wrong answer missed
+# ranks; who is late by how much; ms of a transfer; the straggler; what is special; what a wrong answer missed
+RUNS = [
     (2, lambda step: {1: 60}, 5, 1, "For two ranks",
      "Rank 1 is 60 ms late each time, and in the healthy run no rank is later than 2 ms."),
     (4, lambda step: {2: 80 + step}, 5, 2, "For four ranks",
@@ -69,7 +71,10 @@ def traces(rows, transfer):
     for rank, own in enumerate(zip(*rows, strict=True)):
         events, now = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}], 1e8 + 5e6 * rank
         for arrival, row in zip(own, rows, strict=True):
-            for name, start, end in (("aten::mm", 0, arrival), ("gloo:all_reduce", arrival, max(row) + transfer)):
+            for name, start, end in (
+                ("aten::mm", 0, arrival),
+                ("gloo:all_reduce", arrival, max(row) + transfer),
+            ):
                 times = {"ts": now + 1000 * start, "dur": 1000 * (end - start)}
                 events.append({"ph": "X", "name": name, "tid": 1} | times)
             now += 1000 * (max(row) + transfer + 20)
@@ -83,7 +88,9 @@ def check_09_3(straggler):
             runs = []
             for name, how, milliseconds in (("healthy", healthy, 5), ("trace", late, transfer)):
                 runs.append([Path(folder, f"{name}_{rank}.json") for rank in range(ranks)])
-                for path, content in zip(runs[-1], traces([*arrivals(ranks, how)], milliseconds), strict=True):
+                for path, content in zip(
+                    runs[-1], traces([*arrivals(ranks, how)], milliseconds), strict=True
+                ):
                     path.write_text(json.dumps(content))
             got = straggler(runs[1], runs[0])
         said = f"{which} it names {'no rank' if got is None else f'rank {got}'}."

@@ -24,8 +24,12 @@ def test_09_1(rank, n):
         assert count, f"{where} the numbers of rank {r} are missing."
         assert count == 1, f"{where} the numbers of rank {r} are counted more than once."
     numbers, sent = gathered(number), sum(math.prod(shape) for _, shape in sends) / 2
-    assert len(set(numbers)) == n, f"The complete chunks are {numbers}: together the ranks don't have all three."
-    assert sent < n, f"It's right, but a rank sends {sent:g} chunks. Two steps with one chunk each are enough."
+    assert len(set(numbers)) == n, (
+        f"The complete chunks are {numbers}: together the ranks don't have all three."
+    )
+    assert sent < n, (
+        f"It's right, but a rank sends {sent:g} chunks. Two steps with one chunk each are enough."
+    )
 
 
 STOPS = 7, 16, 40  # after so many samples each rank stops
@@ -46,7 +50,9 @@ def test_09_5(rank, n):
     whole, opened, got, state, at_once = list(islice(stream([]), STOPS[-1])), [], [], None, None
     both = sum(gathered(whole), [])
     twice = sorted({sample for sample in both if both.count(sample) > 1})
-    assert not twice, f"Without a stop, {len(twice)} samples come twice, such as {twice[0]}: which rank gets which?"
+    assert not twice, (
+        f"Without a stop, {len(twice)} samples come twice, such as {twice[0]}: which rank gets which?"
+    )
     assert whole != sorted(whole), "It doesn't shuffle any more: the samples come in the stream's order."
     for life, stop in enumerate(STOPS):
         part, start, changes = stream(opened), len(got), state != at_once
@@ -60,7 +66,9 @@ def test_09_5(rank, n):
         if got == whole[:stop]:
             continue
         said = f"{('Started anew', 'After the first resume', 'After the second resume')[life]}, rank {rank}"
-        assert not changes, f"{said} gets other samples: what state_dict returned has changed while training continued."
+        assert not changes, (
+            f"{said} gets other samples: what state_dict returned has changed while training continued."
+        )
         again = sorted({*got[start:]} & {*got[:start]})
         assert not again, f"{said} gets sample {again[0]} again. What does the state count from?"
         lost = sorted({*whole} - {*got, *ahead})

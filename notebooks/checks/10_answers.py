@@ -14,7 +14,9 @@ from mpdemo.paths import root
 COMMAND = "work/long.py work/long"  # what the exercise trains: a slowed copy of a script to take home
 EPOCHS, STEPS = 3, 24  # of the copy, and of an epoch
 SECONDS = 60.0  # limit for each of its two runs
-AGAIN = "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
+AGAIN = (
+    "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
+)
 
 
 DAYS, GPUS, FAILURES = 54, 16_384, 419  # of Llama 3's training
@@ -51,7 +53,9 @@ def check_10_3(plan):
         assert math.isclose(interval, right[0], rel_tol=0.06), (
             f"{said} saves every {interval:.0f} s, not {right[0]:.0f}."
         )
-        assert math.isclose(lost, right[1], rel_tol=0.1), f"{said} loses {lost:.2%} of the time, not {right[1]:.2%}."
+        assert math.isclose(lost, right[1], rel_tol=0.1), (
+            f"{said} loses {lost:.2%} of the time, not {right[1]:.2%}."
+        )
     lost = [f"{plan(*job)[1]:.1%} on {job[0]:,} GPUs (restarts of {job[2]} s)" for job in JOBS[:2]]
     return f"With saves of 60 s, your second number is {' and '.join(lost)}."
 
@@ -74,7 +78,8 @@ def write_training(folder):
     scripts = root() / "notebooks" / "scripts"
     text, step = (scripts / "train_ddp.py").read_text(), "        optimizer.step()\n"
     slow = {"WORKERS = 5": f"WORKERS = {EPOCHS}", step: f"{step}        time.sleep(0.1)\n"}
-    slow["SAVE_MINUTES = 60"] = f"SAVE_MINUTES = {EPOCHS * STEPS}"  # so it saves at its end, or when it is warned
+    # so it saves at its end, or when it is warned
+    slow["SAVE_MINUTES = 60"] = f"SAVE_MINUTES = {EPOCHS * STEPS}"
     for old, new in slow.items():
         assert old in text, old
         text = text.replace(old, new)
@@ -106,4 +111,6 @@ def epochs(log):
 
 def steps_done():
     """Return after how many steps the newest checkpoint was saved, 0 without any."""
-    return max((int(file.stem.partition("-")[2]) for file in (root() / "work").glob("long-*.pt")), default=0)
+    return max(
+        (int(file.stem.partition("-")[2]) for file in (root() / "work").glob("long-*.pt")), default=0
+    )

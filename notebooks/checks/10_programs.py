@@ -56,7 +56,9 @@ def test_10_1(rank, n):
             rates = f"{after}: step {step} has the learning rate {rate:.4f}, not {right_rate:.4f}."
             assert close(rate, right_rate, 1e-9), rates
             dropout = f"step {step} has the right weights and images, but dropout draws other zeros."
-            later = f"step {step - 1} has the right loss, and then the weights move differently than before."
+            later = (
+                f"step {step - 1} has the right loss, and then the weights move differently than before."
+            )
             assert loss == right_loss, f"{after}: {dropout if step == stop + 1 else later}"
 
 
@@ -129,20 +131,23 @@ def test_10_4(rank, n):
         raise AssertionError(f"{error} Who decides, and by which clock?") from None
     assert job.calls.count("trains") == LAST, f"It does {job.calls.count('trains')} steps and not {LAST}."
     assert job.gaps, "It never saves."
-    assert job.firsts[0] == 1, f"Its first save comes after step {job.firsts[0]}: until then it can't know the cost."
+    assert job.firsts[0] == 1, (
+        f"Its first save comes after step {job.firsts[0]}: until then it can't know the cost."
+    )
     gaps, costs = job.gaps[1:], [*COSTS, *[12] * LAST]
     assert gaps, "After its first save, it never saves again."
     every = "It saves after every step: what does it think that a save costs?"
     assert len(gaps) < 2 or gaps[:2] != [LONG, LONG], every
     wanted = [math.sqrt(2 * cost * BETWEEN / n) for cost in costs]
     times = gaps[0] / wanted[0]
-    alone = (
-        f"It waits {gaps[0]:.0f} s: right for a job that fails every {BETWEEN:.0f} s. One GPU does; {n} fail sooner."
-    )
+    alone = f"It waits {gaps[0]:.0f} s: right for a job that fails every {BETWEEN:.0f} s. "
+    alone += f"One GPU does; {n} fail sooner."
     assert not close(times, math.sqrt(n), 0.08), alone
     half = f"It waits {gaps[0]:.0f} s instead of {wanted[0]:.0f}: where is the 2 under the root?"
     assert not close(times, math.sqrt(0.5), 0.06), half
-    assert close(times, 1, 0.06), f"After a save of {costs[0]} s it trains {gaps[0]:.0f} s, not {wanted[0]:.0f}."
+    assert close(times, 1, 0.06), (
+        f"After a save of {costs[0]} s it trains {gaps[0]:.0f} s, not {wanted[0]:.0f}."
+    )
     for number, (gap, right) in enumerate(zip(gaps, wanted, strict=False)):
         said = f"Save {number + 1} took {costs[number]} s, and the next came after {gap:.0f} s of training"
         steps = job.firsts[number + 1] - job.firsts[number]
@@ -150,6 +155,10 @@ def test_10_4(rank, n):
             begins = f"{said}, not {right:.0f}: it counts from the save's begin, and a save is no progress."
             assert not close(gap, right - costs[number], 0.02), begins
             assert not close(gap, gaps[0], 0.03), f"{said}, as if saves still cost what the first one did."
-            assert steps != job.firsts[1] - job.firsts[0], f"{said}: it counts steps, and these are shorter now."
+            assert steps != job.firsts[1] - job.firsts[0], (
+                f"{said}: it counts steps, and these are shorter now."
+            )
             raise AssertionError(f"{said}, not {right:.0f}.")
-    return f"It saved {len(job.gaps)} times, and all {n} ranks in the same steps although their clocks differ."
+    return (
+        f"It saved {len(job.gaps)} times, and all {n} ranks in the same steps although their clocks differ."
+    )

@@ -15,9 +15,15 @@ def test_11_2(rank, n):
     """The mean loss first rises in epoch 5. Rank 1's own rises in epoch 3, and rank 0's never."""
     losses = ((1.0, 0.5, 0.4, 0.3, 0.2, 0.1), (1.0, 0.9, 0.95, 0.6, 0.9, 0.1))[rank]
     epochs, best = train(losses, n)
-    assert epochs != 3, f"Rank {rank} stops after epoch 3, where only rank 1's own loss rises. The mean falls."
-    assert epochs != 6, f"Rank {rank} trains all 6 epochs. The mean loss rises in epoch 5, although rank 0's falls."
-    assert epochs == 5, f"Rank {rank} returns {epochs} epochs. The mean loss falls up to epoch 4 and rises in epoch 5."
+    assert epochs != 3, (
+        f"Rank {rank} stops after epoch 3, where only rank 1's own loss rises. The mean falls."
+    )
+    assert epochs != 6, (
+        f"Rank {rank} trains all 6 epochs. The mean loss rises in epoch 5, although rank 0's falls."
+    )
+    assert epochs == 5, (
+        f"Rank {rank} returns {epochs} epochs. The mean loss falls up to epoch 4 and rises in epoch 5."
+    )
     best = round(float(best), 4)
     assert best != 0.9, f"Rank {rank} returns 0.9 as the best mean of two ranks: that is a sum."
     assert best == 0.45, f"Rank {rank} returns {best} as the best mean loss, and it is 0.45, in epoch 4."
@@ -26,12 +32,18 @@ def test_11_2(rank, n):
 def test_11_3(rank, n):
     torch.manual_seed(0)
     block = nn.Sequential(nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), block, nn.Flatten(), nn.Linear(6 * 4, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), block, nn.Flatten(), nn.Linear(6 * 4, 3)
+    )
     images, kept = torch.randn(8, 1, 6, 6), [weight.clone() for weight in weights_of(model)]
     repaired = repair(model)
-    assert "BatchNorm" not in str(repaired), "There is still a batch norm, with the mean of one rank's images."
+    assert "BatchNorm" not in str(repaired), (
+        "There is still a batch norm, with the mean of one rank's images."
+    )
     normed = len(re.findall("Norm", str(repaired)))
-    assert normed >= 2, f"Of the model's 2 norms {normed} are left: it is another model, which trains worse."
+    assert normed >= 2, (
+        f"Of the model's 2 norms {normed} are left: it is another model, which trains worse."
+    )
     assert all(map(torch.equal, weights_of(repaired), kept)), "The other layers have new weights."
     reference = copy.deepcopy(repaired)
     reference(images).square().mean().backward()
@@ -53,8 +65,12 @@ class Log(nn.Module):
 
 
 def test_11_4(rank, n):
-    model = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Identity()), nn.Sequential(nn.Identity(), Log()), nn.Softplus())
-    assert (own := first_nan(model, torch.ones(2))) is None, f"All is finite, and first_nan returns {own!r}."
+    model = nn.Sequential(
+        nn.Sequential(nn.ReLU(), nn.Identity()), nn.Sequential(nn.Identity(), Log()), nn.Softplus()
+    )
+    assert (own := first_nan(model, torch.ones(2))) is None, (
+        f"All is finite, and first_nan returns {own!r}."
+    )
     own = first_nan(model, torch.tensor([1.0, -1.0]))
     assert own == "1.1", f"The log of 0, in 1.1, is the first; first_nan returns {own!r}."
     infinite = nn.Sequential(Log(), nn.ReLU())

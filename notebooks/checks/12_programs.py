@@ -25,7 +25,9 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def of(self, kind):
-        return sum(number for name, number in self.counts.items() if kind in name and "backward" not in name)
+        return sum(
+            number for name, number in self.counts.items() if kind in name and "backward" not in name
+        )
 
 
 def step_of(forward):
@@ -63,7 +65,9 @@ def test_12_2(rank, n):
     twice = f"{share}, but the backward pass repeats"
     assert products == 0, f"{twice} {products} matrix products."
     assert attentions == 0, f"{twice} {attentions} attentions. What is the operator called on this device?"
-    assert peak < 0.75 * plain_peak, f"{share}: the backward pass recomputes too many blocks before it frees any."
+    assert peak < 0.75 * plain_peak, (
+        f"{share}: the backward pass recomputes too many blocks before it frees any."
+    )
     return f"{share}, and no matrix product and no attention is repeated."
 
 
@@ -81,8 +85,12 @@ def loss_of(loss):
 def test_12_3(rank, n):
     right, wanted, whole = loss_of(lambda head, x, targets: cross_entropy(head(x), targets))
     value, own, peak = loss_of(loss)
-    assert abs(value - right) < 1e-4, f"The loss is {value:.4f}; of all 500 tokens at once it is {right:.4f}."
+    assert abs(value - right) < 1e-4, (
+        f"The loss is {value:.4f}; of all 500 tokens at once it is {right:.4f}."
+    )
     require_gradients(own, wanted, "With parts")
     share = peak / whole
-    assert share < 0.35, f"The peak is {share:.2f} times that of all logits at once: the parts' logits stay."
+    assert share < 0.35, (
+        f"The peak is {share:.2f} times that of all logits at once: the parts' logits stay."
+    )
     return f"The same loss and gradients, at {share:.2f} times the peak memory."

@@ -42,7 +42,9 @@ def test_13_1(rank, n):
     before, calls, alone = [whole.detach().clone() for whole in wholes], [], []
 
     def update(gradient):
-        assert not isinstance(gradient, DTensor), "update was given a DTensor: each product in it would communicate."
+        assert not isinstance(gradient, DTensor), (
+            "update was given a DTensor: each product in it would communicate."
+        )
         shape = "{} x {}".format(*gradient.shape)
         rows = f"update was given a matrix of {shape}, which no weight is: only a shard of its rows."
         assert any(gradient.shape == whole.shape for whole in wholes), rows
@@ -50,7 +52,9 @@ def test_13_1(rank, n):
         try:
             wait_for_all(f"update {len(calls)}", 0.01 if alone else 3)
         except dist.DistStoreError:
-            alone.append(f"While rank {rank} computes the update of {shape}, the other rank waits. Let both compute.")
+            alone.append(
+                f"While rank {rank} computes the update of {shape}, the other rank waits. Let both compute."
+            )
         return polar(gradient)
 
     with CommDebugMode() as sent:
@@ -64,18 +68,26 @@ def test_13_1(rank, n):
     assert sum(numbers) == len(weights), (
         f"There are {len(weights)} matrices, and update was called {sum(numbers)} times."
     )
-    assert min(numbers) == max(numbers), f"Rank {numbers.index(max(numbers))} owns {max(numbers)} of the 4 matrices."
+    assert min(numbers) == max(numbers), (
+        f"Rank {numbers.index(max(numbers))} owns {max(numbers)} of the 4 matrices."
+    )
     serial = sum(gathered(alone), [])
     assert not serial, serial[0]
-    everyone = [str(name) for name in sent.get_comm_counts() if re.search("all_?gather|broadcast", str(name))]
-    assert not everyone, f"{everyone[0]}: each rank gets all rows, but needs only its own of what others own."
+    everyone = [
+        str(name) for name in sent.get_comm_counts() if re.search("all_?gather|broadcast", str(name))
+    ]
+    assert not everyone, (
+        f"{everyone[0]}: each rank gets all rows, but needs only its own of what others own."
+    )
     assert all(isinstance(weight, DTensor) for weight in weights), "A weight isn't sharded any more."
     for number, (weight, whole, old) in enumerate(zip(weights, wholes, before, strict=True)):
         own, where = weight.full_tensor(), f"Weight {number}, {' x '.join(map(str, old.shape))},"
         moved, right = old - own, polar(whole.grad)
         for rows in moved.chunk(n):
             assert rows.any(), f"{where} hasn't changed in the {len(rows)} rows of some rank."
-        assert not torch.allclose(moved, -right, atol=1e-5), f"{where} goes uphill: the update is to be subtracted."
+        assert not torch.allclose(moved, -right, atol=1e-5), (
+            f"{where} goes uphill: the update is to be subtracted."
+        )
         off = f"{where} differs from one device's by {(moved - right).abs().max():.3f}. Which rank has which rows?"
         assert torch.allclose(moved, right, atol=1e-5), off
 
@@ -101,7 +113,9 @@ def task_13_2():
     return Module(), [(size * torch.randn(8, 6), torch.randint(3, (8,))) for size in sizes]
 
 
-def as_lightning(zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(3, 7, 9), clip=clip_grad_norm_):
+def as_lightning(
+    zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(3, 7, 9), clip=clip_grad_norm_
+):
     """Train as Lightning does with accumulate_grad_batches=4; other numbers of batches make a mistake."""
     module, batches = task_13_2()
     optimizer, losses = module.configure_optimizers(), []
@@ -127,7 +141,9 @@ MISTAKES_13_2 = {
     "a group starts with the gradients of the one before.": {"zeros": ()},
     "each batch makes an update.": WITHOUT | {"clips": EACH},
     "the last two batches make no update.": {"updates": (3, 7)},
-    "the losses of the last two are divided by 2. Lightning divides by 4.": {"divisors": 8 * (4,) + 2 * (2,)},
+    "the losses of the last two are divided by 2. Lightning divides by 4.": {
+        "divisors": 8 * (4,) + 2 * (2,)
+    },
     "nothing is clipped.": {"clips": ()},
     "the gradients are clipped after each batch, not once for each update.": {"clips": EACH},
     "each value is clipped by itself, not the norm of all.": {"clip": clip_grad_value_},
@@ -142,12 +158,18 @@ def test_13_2(rank, n):
         assert not same, f"The weights aren't Lightning's: {mistake}"
     right, wanted = as_lightning()
     apart = (module.net.weight - right).abs().max()
-    assert apart < 1e-6, f"A weight differs from Lightning's by {apart:.3f}. Which of the ten batches make an update?"
-    assert losses == wanted, "The weights are Lightning's, but not the losses: fit returns all ten, undivided."
+    assert apart < 1e-6, (
+        f"A weight differs from Lightning's by {apart:.3f}. Which of the ten batches make an update?"
+    )
+    assert losses == wanted, (
+        "The weights are Lightning's, but not the losses: fit returns all ten, undivided."
+    )
     module, batches = task_13_2()
     fit(module, batches)
     right, _ = as_lightning(**WITHOUT)
-    assert torch.equal(module.net.weight, right), "Without the two arguments, fit no longer trains as it did."
+    assert torch.equal(module.net.weight, right), (
+        "Without the two arguments, fit no longer trains as it did."
+    )
 
 
 def task_13_3():
@@ -176,13 +198,20 @@ def one_device(rates=2, every=4, scale=1.0, clips="each update"):
 
 MISTAKES_13_3 = {
     "the scheduler takes one step with each update. Accelerate's takes one for each process.": {"rates": 1},
-    "the scheduler takes a step with each microbatch. Accelerate's waits for the update.": {"rates": 1, "every": 1},
-    "the scheduler takes num_processes steps with each microbatch. Accelerate's waits for the update.": {"every": 1},
+    "the scheduler takes a step with each microbatch. Accelerate's waits for the update.": {
+        "rates": 1,
+        "every": 1,
+    },
+    "the scheduler takes num_processes steps with each microbatch. Accelerate's waits for the update.": {
+        "every": 1
+    },
     "the learning rate stays as it was.": {"rates": 0},
     "the microbatches' gradients are added up. Accelerate divides each loss by their number.": {"scale": 4},
     "the gradients of the two processes are added up, not averaged.": {"scale": 2},
     "nothing is clipped.": {"clips": ""},
-    "the gradients are clipped after each microbatch, not once for each update.": {"clips": "each microbatch"},
+    "the gradients are clipped after each microbatch, not once for each update.": {
+        "clips": "each microbatch"
+    },
 }
 
 
@@ -198,9 +227,13 @@ def test_13_3(rank, n):
     assert set(sizes) == {8}, told
     told = f"Rank {rank} computes {len(sizes)} batches. The dataset has 32, and each belongs to one of two processes."
     assert len(sizes) == 16, told
-    assert len({tuple(weights) for weights in gathered(own.tolist())}) == 1, "The ranks end with different weights."
+    assert len({tuple(weights) for weights in gathered(own.tolist())}) == 1, (
+        "The ranks end with different weights."
+    )
     for mistake, wrong in MISTAKES_13_3.items():
-        assert not torch.allclose(own, one_device(**wrong), atol=1e-5), f"The weights aren't Accelerate's: {mistake}"
+        assert not torch.allclose(own, one_device(**wrong), atol=1e-5), (
+            f"The weights aren't Accelerate's: {mistake}"
+        )
     apart = (own - one_device()).abs().max()
     told = f"A weight differs from Accelerate's by {apart:.3f}. In each update, which 64 samples count?"
     assert apart < 1e-5, told

@@ -44,30 +44,43 @@ def run(script, processes, *words):
 
 def losses(printed) -> list:
     """Return the losses that were printed."""
-    return [float(number) for number in LOSS.findall("\n".join(printed) if isinstance(printed, list) else printed)]
+    return [
+        float(number)
+        for number in LOSS.findall("\n".join(printed) if isinstance(printed, list) else printed)
+    ]
 
 
 def check_14_1(script):
     (_, (was, *_)), (printed, (noted, *_)) = run(FOUND, 1), run(script, 1)
     assert losses(printed), "It prints no loss any more."
     for name in ("parameters", "tokens", "steps"):
-        changed = f"With one process it has {noted[name]:,} {name}, and the script that you found {was[name]:,}."
+        changed = (
+            f"With one process it has {noted[name]:,} {name}, and the script that you found {was[name]:,}."
+        )
         assert noted[name] == was[name], f"{changed} Only how it computes may change, not what."
     before, now = (seen["losses"] / seen["backwards"] for seen in (was, noted))
-    changed = f"With one process its mean loss is {now:.4f}, and the script that you found has {before:.4f}."
+    changed = (
+        f"With one process its mean loss is {now:.4f}, and the script that you found has {before:.4f}."
+    )
     assert abs(now - before) < 0.1, f"{changed} Only how it computes may change, not what."
     assert "--bf16" in text_of(script), "It has no option --bf16 yet."
     seen = run(script, 2, "--bf16")[1][0]
     whole, stored = seen["parameters"], seen["stored"]
-    assert stored < 0.6 * whole, f"Each of two ranks stores {stored:,} of {whole:,} parameters: nothing is sharded."
+    assert stored < 0.6 * whole, (
+        f"Each of two ranks stores {stored:,} of {whole:,} parameters: nothing is sharded."
+    )
     built = f"Each rank builds all {whole:,} parameters before it shards them. With --size wanted that's 26 GB a rank"
     assert seen.get("built", 0) < whole, f"{built} on the host: build the model under torch.device('meta')."
     once = "FSDP gathers all of the model at once: 26 GB in float32, beside the activations."
     assert seen["units"] > 1, f"Only the whole model is wrapped. {once}"
-    assert not seen.get("low"), "With --bf16 the optimizer's own weights are bf16, which rounds small updates away."
+    assert not seen.get("low"), (
+        "With --bf16 the optimizer's own weights are bf16, which rounds small updates away."
+    )
     types = " and ".join(seen["types"])
     assert "bfloat16" in seen["types"], f"With --bf16 its Linears still compute in {types}."
-    assert seen.get("recomputed"), "The backward pass recomputes nothing: each layer still keeps its activations."
+    assert seen.get("recomputed"), (
+        "The backward pass recomputes nothing: each layer still keeps its activations."
+    )
 
 
 def check_14_2(script):
@@ -78,18 +91,26 @@ def check_14_3(script):
     printed, seen = run(script, 2)
     steps, noted = seen[0]["steps"], seen[0]
     assert len(losses(printed)) > 1, "It prints no losses any more: read them seldom, but read them."
-    assert not noted.get("collected"), f"In {steps} steps it still calls gc.collect() {noted['collected']} times."
+    assert not noted.get("collected"), (
+        f"In {steps} steps it still calls gc.collect() {noted['collected']} times."
+    )
     emptied = f"In {steps} steps it still calls torch.cuda.empty_cache() {noted.get('emptied')} times"
-    assert not noted.get("emptied"), f"{emptied}: it waits for the GPU, and the next step asks for the memory again."
+    assert not noted.get("emptied"), (
+        f"{emptied}: it waits for the GPU, and the next step asks for the memory again."
+    )
     assert noted["opened"] < 2, f"It still opens text.txt in {noted['opened']} of {steps} steps."
     every = f"It still reads a number of the device in {noted['reads']} of {steps} steps"
-    assert noted["reads"] <= steps // 4, f"{every}: a GPU waits there for Python, and then has nothing to do."
+    assert noted["reads"] <= steps // 4, (
+        f"{every}: a GPU waits there for Python, and then has nothing to do."
+    )
 
 
 def check_14_4(script):
     assert knows_usr1(script), "It doesn't know SIGUSR1, which Slurm sends before the time limit."
     notes = judged(script, "--resume", "--processes=1,2")
-    assert not any("not handle SIGTERM" in note for note in notes), "SIGTERM ends it at once, and nothing is saved."
+    assert not any("not handle SIGTERM" in note for note in notes), (
+        "SIGTERM ends it at once, and nothing is saved."
+    )
 
 
 def judged(script, *options):
@@ -102,7 +123,9 @@ def judged(script, *options):
             done = subprocess.run([*command, "--", "bard.py"], cwd=folder, env=environment, timeout=SAME_SECONDS,
                                   capture_output=True, text=True)  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise UserError(f"no verdict of same within {SAME_SECONDS:.0f} s; run this cell again") from None
+            raise UserError(
+                f"no verdict of same within {SAME_SECONDS:.0f} s; run this cell again"
+            ) from None
         if not (folder / "said.json").exists():
             raise AssertionError(f"{(done.stderr.strip().splitlines() or ['no verdict'])[-1]}.")
         verdict = json.loads((folder / "said.json").read_text())["worlds"][0]
@@ -122,7 +145,9 @@ def check_14_5(path):
     with trial(nodes=1) as place:
         if not place:
             return f"{READ} {AGAIN}"
-        whole = losses_at(run(script, 1)[0]) if script else {step: 5 - step / 10 for step in (5, 10, 15, 20)}
+        whole = (
+            losses_at(run(script, 1)[0]) if script else {step: 5 - step / 10 for step in (5, 10, 15, 20)}
+        )
         assert whole, "bard.py prints no step with its loss."
         own_job.tried(path, to_script, script, whole, *place)
     return f"{TRIED} It trained with {whose}. {AGAIN}"

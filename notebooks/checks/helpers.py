@@ -39,7 +39,9 @@ def require_gradients(own, right, where, hint=""):
     assert not any(gradient is None for gradient in own), f"{where} a weight has no gradient."
     apart = f"{where} the gradients don't point in the direction of the whole batch's. {hint}"
     assert not math.isnan(times), apart.strip()
-    assert close(times, 1, 0.005), f"{where} the gradients are {times:.2f} times the whole batch's. Its loss is a mean."
+    assert close(times, 1, 0.005), (
+        f"{where} the gradients are {times:.2f} times the whole batch's. Its loss is a mean."
+    )
 
 
 def gradients(model):
@@ -70,7 +72,9 @@ def watch(program, *names):
     def watched(name, function):
         def call(*args, **kwargs):
             tensor = args[0] if args else next(iter(kwargs.values()), None)
-            calls.append((re.sub("_into_tensor|_tensor|_single", "", name), list(getattr(tensor, "shape", []))))
+            calls.append(
+                (re.sub("_into_tensor|_tensor|_single", "", name), list(getattr(tensor, "shape", [])))
+            )
             return function(*args, **kwargs)
 
         originals[call] = function

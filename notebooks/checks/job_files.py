@@ -65,7 +65,8 @@ def real_cluster_in_reach():
 
 def submit(path, environment, log, *options):
     """Submit a batch script, its output redirected to a log; return the job's number."""
-    options = ["--parsable", f"--output={log}", f"--error={log}", *options]  # they override the script's own
+    # they override the script's own
+    options = ["--parsable", f"--output={log}", f"--error={log}", *options]
     submitted = client(environment, "sbatch", *options, str(path.absolute()))
     said = submitted.stderr.strip().removeprefix("sbatch: error: ").replace("\n", "; ")
     assert submitted.returncode == 0, f"Slurm refused it: {said}."
@@ -75,7 +76,9 @@ def submit(path, environment, log, *options):
 def client(environment, *command):
     """Run one of Slurm's commands; one that doesn't end isn't the script's fault."""
     try:
-        return subprocess.run(command, env=environment, cwd=root(), capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command, env=environment, cwd=root(), capture_output=True, text=True, timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]}: no answer from Slurm within 60 s; run this cell again") from None
 
@@ -92,7 +95,9 @@ def wait_for(job, environment, log, condition, what, seconds):
         if condition(state):
             return state
         if state not in ("pending", "running"):
-            assert status != "3", "The run stopped with status 3, but the job ended: it didn't go back into the queue."
+            assert status != "3", (
+                "The run stopped with status 3, but the job ended: it didn't go back into the queue."
+            )
             raise AssertionError(f"The job is {state} and didn't {what}; its log says: {last_words(log)}.")
         assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
         time.sleep(0.1)
@@ -106,19 +111,26 @@ def warn(place, to_script):
 def run_again(job, environment, log, seconds):
     """Let a job that is back in the queue start at once, and wait for its end."""
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
-    client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
-    wait_for(job, environment, log, lambda state: state == "completed", "end well in its second run", seconds)
+    # else it waits for two minutes
+    client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")
+    wait_for(
+        job, environment, log, lambda state: state == "completed", "end well in its second run", seconds
+    )
 
 
 def last_words(log):
     """Return the first error in a log, but none of torchrun's, which only reports it; or else the last line."""
     lines = lines_of(log)
-    errors = [line for line in lines if ERROR.search(line) and not line.startswith("torch.distributed.elastic")]
+    errors = [
+        line for line in lines if ERROR.search(line) and not line.startswith("torch.distributed.elastic")
+    ]
     return [*errors[:1], *reversed(lines), "(nothing)"][0][:120]
 
 
 def lines_of(log):
     """Return the lines that the program printed, without labels: no empty ones, and none of Slurm's."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    lines = [
+        re.sub(r"^\s*\d+: ", "", line) for line in lines if not line.startswith(("srun:", "slurmstepd:"))
+    ]
     return [line for line in lines if line.strip()]

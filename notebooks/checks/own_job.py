@@ -71,13 +71,18 @@ def files_in_job(script) -> dict:
 def knows_usr1(script) -> bool:
     """Whether the script, or a module beside it that it imports, mentions SIGUSR1."""
     files, text = files_of(script), text_of(script)
-    imported = [files.get(f"{name}.py", b"").decode() for name in re.findall(r"^\s*(?:import|from) (\w+)", text, re.M)]
+    imported = [
+        files.get(f"{name}.py", b"").decode()
+        for name in re.findall(r"^\s*(?:import|from) (\w+)", text, re.M)
+    ]
     return any("SIGUSR1" in text for text in (text, *imported))
 
 
 def own_training():
     """Return the first script that resumes, and whose it is; None and what takes its place otherwise."""
-    for script, whose in zip(OWN, ("your bard.py", "the solution's bard.py, as yours doesn't resume yet"), strict=True):
+    for script, whose in zip(
+        OWN, ("your bard.py", "the solution's bard.py, as yours doesn't resume yet"), strict=True
+    ):
         if script.exists() and knows_usr1(script):
             return script, whose
     return None, "a stand-in, as bard.py doesn't resume yet (14.4)"
@@ -93,7 +98,9 @@ def tried(path, to_script, script, whole, environment, log):
     with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
         folder = filled(name, files_in_job(script) if script else {"bard.py": STAND_IN.encode()})
         place = started(path, folder, environment, log)
-        wait_for(*place, lambda state: max(steps_of(folder), default=0) > 5, "train the first six steps", SECONDS)
+        wait_for(
+            *place, lambda state: max(steps_of(folder), default=0) > 5, "train the first six steps", SECONDS
+        )
         count, worlds = len([*folder.glob("ran*")]), worlds_of(folder)
         said = f"It starts {count} ranks of bard.py, and each believes to be one of {' or '.join(worlds)}"
         assert count == RANKS and worlds == {str(RANKS)}, f"{said}; the node has {RANKS} GPUs."
@@ -107,7 +114,9 @@ def tried(path, to_script, script, whole, environment, log):
     follow(whole, first, steps - second, losses)
     if script:
         spans = [0, first], [first, steps]
-        jobs = [{"steps": span, "losses": [*found.items()]} for span, found in zip(spans, losses, strict=True)]
+        jobs = [
+            {"steps": span, "losses": [*found.items()]} for span, found in zip(spans, losses, strict=True)
+        ]
         JOBS.parent.mkdir(parents=True, exist_ok=True)
         JOBS.write_text(json.dumps({"whole": [*whole.items()], "jobs": jobs}))
 

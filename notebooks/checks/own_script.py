@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 PROGRAM = "<program>"  # what tracebacks call the reader's script
 VOCABULARY = 128  # outputs of the last Linear
-READS = "item", "tolist", "__float__", "__bool__", "__format__"  # wait for the device, and bring numbers to the host
+# wait for the device, and bring numbers to the host
+READS = "item", "tolist", "__float__", "__bool__", "__format__"
 seen = Counter()
 types, reads, opened, units = set(), set(), set(), set()
 
@@ -74,7 +75,9 @@ def of_step(optimizer, *_):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             seen.update(
-                stored=own.numel(), parameters=parameter.numel(), low=own.numel() * (own.dtype != torch.float32)
+                stored=own.numel(),
+                parameters=parameter.numel(),
+                low=own.numel() * (own.dtype != torch.float32),
             )
 
 
@@ -109,4 +112,9 @@ def of_file(path):
 
 def noted() -> dict:
     """Return what was noted."""
-    return dict(seen) | {"types": sorted(types), "reads": len(reads), "opened": len(opened), "units": len(units)}
+    return dict(seen) | {
+        "types": sorted(types),
+        "reads": len(reads),
+        "opened": len(opened),
+        "units": len(units),
+    }

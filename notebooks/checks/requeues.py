@@ -32,7 +32,12 @@ case "$*" in
   *) echo "JobId=1 Restarts=${SLURM_RESTART_COUNT:-0} JobState=RUNNING" ;;
 esac
 """
-JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "1"}
+JOB = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "localhost",
+    "SLURM_NNODES": "1",
+    "SLURM_CPUS_PER_TASK": "1",
+}
 
 
 def read(text):
@@ -41,19 +46,25 @@ def read(text):
     said = script.value("signal")
     assert said, "At the time limit, Slurm kills the training without a warning."
     to_script, (name, _, before) = said.startswith("B:"), said.removeprefix("B:").partition("@")
-    unheard = f"With {said} Slurm warns what srun started, and the script, which traps it, never learns of it."
+    unheard = (
+        f"With {said} Slurm warns what srun started, and the script, which traps it, never learns of it."
+    )
     assert to_script or not re.search(r"^[^#\n]*\btrap\b.*USR1", text, re.M), unheard
     assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
     limit = slurm.limit(script.value("time") or "10-0")
     allowed = f"{said} should warn 60 to {limit - 1:.0f} s before the end: a save takes time."
     assert before.isdecimal() and 60 <= int(before) < limit, allowed
-    kept = re.search(r"^[^#\n]*(?:TORCH_ELASTIC_SHUTDOWN_TIMEOUT=|--shutdown-timeout[= ])\"?(\d+)", text, re.M)
+    kept = re.search(
+        r"^[^#\n]*(?:TORCH_ELASTIC_SHUTDOWN_TIMEOUT=|--shutdown-timeout[= ])\"?(\d+)", text, re.M
+    )
     left = int(kept[1]) if kept else 30
     killed = f"torchrun kills the ranks {left} s after it has passed the signal on"
     assert left > 30, f"{killed}, and leaves nothing more of the {before} s to a save."
     assert left <= int(before), f"{killed}, but Slurm ends the job {before} s after the warning."
     handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1|kill -(s )?(SIG)?TERM", text, re.I)
-    assert handled, "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
+    assert handled, (
+        "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
+    )
     assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
@@ -64,7 +75,9 @@ def require_progress(path, to_script, name):
     """Require that the job comes back after a new checkpoint, `name` with its step, and not otherwise."""
     back, said = comes_back(path, to_script, name, 10)
     new = f"Warned, it saved {name.format(10)} beside {name.format(5)}, and wasn't requeued."
-    assert back, f"{new} Does its shell trap the signal, and is {name.format(10)} the newest to it? It says: {said}."
+    assert back, (
+        f"{new} Does its shell trap the signal, and is {name.format(10)} the newest to it? It says: {said}."
+    )
     unsaved = "It was warned, saved nothing new, and was requeued: a job that can't save would come back over and over."
     assert not comes_back(path, to_script, name, None)[0], unsaved
     over = "It was requeued after it had started 1,000 times: without a limit, a run that never finishes comes back"
@@ -85,10 +98,19 @@ def comes_back(path, to_script, name, saves, restarts=0) -> tuple:
             (stand_ins / command).write_text(text)
             (stand_ins / command).chmod(0o755)
         environment = child_environment() | JOB | {"STAND_INS": str(stand_ins), "SLURM_SUBMIT_DIR": folder}
-        environment |= {"PATH": f"{stand_ins}:{environment['PATH']}", "SAVES": name.format(saves) if saves else ""}
+        environment |= {
+            "PATH": f"{stand_ins}:{environment['PATH']}",
+            "SAVES": name.format(saves) if saves else "",
+        }
         environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
         with Path(folder, "log").open("w") as log:
-            words = {"cwd": folder, "env": environment, "start_new_session": True, "stdout": log, "stderr": log}
+            words = {
+                "cwd": folder,
+                "env": environment,
+                "start_new_session": True,
+                "stdout": log,
+                "stderr": log,
+            }
             script = subprocess.Popen(["bash", str(path.absolute())], **words)
         try:
             warn(script, stand_ins / "started", to_script)

@@ -56,8 +56,13 @@ def images(panels):
             axes.set_xticks(sorted(epochs[0][0] + epochs[0][1]))
             axes.grid(visible=False)
             style.name_bars(axes, range(len(epochs)), [f"epoch {number}" for number in range(len(epochs))])
-        looks = [(f"taken by rank {rank}", {"facecolor": colour, **style.EDGE}) for rank, colour in enumerate(OWN)]
+        looks = [
+            (f"taken by rank {rank}", {"facecolor": colour, **style.EDGE})
+            for rank, colour in enumerate(OWN)
+        ]
         figure.legend(handles=style.patches(looks), loc="outside lower center", ncols=2)
 
     alt = "; ".join(f"{title}: {epochs}" for title, epochs in panels.items())
-    return style.picture(paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2)
+    return style.picture(
+        paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2
+    )

@@ -57,7 +57,13 @@ def stand_in(path, environ, seconds) -> str:
     script = Script(text := path.read_text())
     environ |= {"SLURM_NTASKS": str(script.number("nodes") * script.number("ntasks-per-node"))}
     command = ["bash", "-c", f'{SRUN}eval "$0"', text]
-    how = {"env": environ, "cwd": root(), "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    how = {
+        "env": environ,
+        "cwd": root(),
+        "text": True,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
     with subprocess.Popen(command, **how) as process:
         try:
             said, _ = process.communicate(timeout=seconds)

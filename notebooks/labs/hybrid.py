@@ -39,7 +39,9 @@ class Hybrid:
         self.devices = [world.device]
         mesh = init_device_mesh(world.device.type, (2, 2), mesh_dim_names=names)  # ranks fill it row by row
         replica, number = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
-        part = DistributedDataParallel(copy.deepcopy(stages[number]).to(world.device), device_mesh=mesh["dp"])
+        part = DistributedDataParallel(
+            copy.deepcopy(stages[number]).to(world.device), device_mesh=mesh["dp"]
+        )
         stage = PipelineStage(part, number, 2, world.device, group=mesh.get_group("pp"))
         self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=cross_entropy)
         self.optimizer = torch.optim.SGD(part.parameters(), lr=1e-4, momentum=0.9)
@@ -64,12 +66,18 @@ def measure(world, name) -> dict:
     model = models.build(name, classes=1000, channels=3, image_size=28)
     stages = model.cut([model.names.index(CUT) + 1])
     activation = stages[0](torch.zeros(1, *model.input_shape)).numel()
-    sizes = {"weights": sum(parameter.numel() for parameter in model.parameters()), "activation": activation}
+    sizes = {
+        "weights": sum(parameter.numel() for parameter in model.parameters()),
+        "activation": activation,
+    }
     comparison = Comparison(world)
     comparison.trials = {layout: Hybrid(world, stages, names) for layout, names in LAYOUTS.items()}
     comparison.run(paired.ROUNDS, warmup=1)
     trials = comparison.trials.items()
-    return {key: sizes | {"seconds": comparison.seconds[key], "sent": sent_in_a_step(trial)} for key, trial in trials}
+    return {
+        key: sizes | {"seconds": comparison.seconds[key], "sent": sent_in_a_step(trial)}
+        for key, trial in trials
+    }
 
 
 def sent_in_a_step(trial) -> float:
@@ -83,13 +91,18 @@ def sent_in_a_step(trial) -> float:
 def sent_by_nodes() -> int:
     """Return the bytes that all nodes have sent to others, each node counted once; all ranks must call this."""
     rest()
-    sent = sum(card.bytes_sent for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo")
+    sent = sum(
+        card.bytes_sent for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo"
+    )
     return sum(dict(gather_objects((socket.gethostname(), sent))).values())
 
 
 def layouts(world) -> dict:
     """Measure every model in both layouts; all ranks must call this."""
-    return {"layouts": {name: measure(world, name) for name in MODELS}, "hosts": gather_objects(socket.gethostname())}
+    return {
+        "layouts": {name: measure(world, name) for name in MODELS},
+        "hosts": gather_objects(socket.gethostname()),
+    }
 
 
 if __name__ == "__main__":

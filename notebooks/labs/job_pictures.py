@@ -18,15 +18,21 @@ def one_run(whole, jobs):
 
     def paint(figure, panels):
         curve, bars = panels
-        curve.plot(*zip(*whole, strict=True), color=style.FAINT, linewidth=5, alpha=0.6, label="never stopped")
+        curve.plot(
+            *zip(*whole, strict=True), color=style.FAINT, linewidth=5, alpha=0.6, label="never stopped"
+        )
         for number, job in enumerate(jobs):
             look = style.line_style(number)
             (first, last), colour = job["steps"], look["color"]
             if job["losses"]:
                 curve.plot(*zip(*job["losses"], strict=True), **look, marker="o", markersize=4)
-            bars.barh(number, last - first, left=first, height=0.7, color=style.paler(colour, 0.8), **style.EDGE)
+            bars.barh(
+                number, last - first, left=first, height=0.7, color=style.paler(colour, 0.8), **style.EDGE
+            )
             if "why" in job:
-                bars.annotate(job["why"], (last, number), (5, 0), textcoords="offset points", va="center", fontsize=9)
+                bars.annotate(
+                    job["why"], (last, number), (5, 0), textcoords="offset points", va="center", fontsize=9
+                )
         room = 1.3 if any("why" in job for job in jobs) else 1.02  # at the right, for the last text
         for axes in panels:
             axes.set_xlim(0, whole[-1][0] * room)
@@ -36,11 +42,15 @@ def one_run(whole, jobs):
         bars.set(xlabel="step")
         style.name_bars(bars, range(len(jobs)), [f"job {number + 1}" for number in range(len(jobs))])
 
-    spans = [f"job {number} steps {job['steps'][0]} to {job['steps'][1]}" for number, job in enumerate(jobs, 1)]
+    spans = [
+        f"job {number} steps {job['steps'][0]} to {job['steps'][1]}" for number, job in enumerate(jobs, 1)
+    ]
     ends = f"The loss falls from {whole[0][1]:.2f} to {whole[-1][1]:.2f} on one line with a run that never stopped: "
     text = f"loss against step: {len(jobs)} jobs, and a run that never stopped"
     size = {"width": 7.6, "height": 3.0 + 0.3 * len(jobs), "rows": 2}
-    return style.picture(paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)])
+    return style.picture(
+        paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)]
+    )
 
 
 def lost_time(curves, simulated, optimum, measured):
@@ -53,10 +63,14 @@ def lost_time(curves, simulated, optimum, measured):
     def paint(figure, axes):
         for index, (name, curve) in enumerate(curves.items()):
             axes.plot(*zip(*curve.items(), strict=True), **style.line_style(index), label=name)
-        axes.plot(*zip(*simulated.items(), strict=True), "o", color=style.INK, markersize=4, label="simulated")
+        axes.plot(
+            *zip(*simulated.items(), strict=True), "o", color=style.INK, markersize=4, label="simulated"
+        )
         axes.plot(*measured, "D", color=style.VERMILLION, label="measured: real kills")
         axes.axvline(optimum, color=style.FAINT, linestyle=":", label="Young's optimum")
-        axes.set(xlabel="seconds of progress between two saves", ylabel="seconds lost per\nsecond of progress")
+        axes.set(
+            xlabel="seconds of progress between two saves", ylabel="seconds lost per\nsecond of progress"
+        )
         axes.set(xscale="log", yscale="log")
         ticks = [*simulated][::2]
         axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
@@ -68,4 +82,6 @@ def lost_time(curves, simulated, optimum, measured):
     points = ", ".join(f"{interval:.2g} s: {lost:.2f}" for interval, lost in simulated.items())
     real = "; measured at {:.2g} s: {:.2f}".format(*measured)
     text = "the time lost to failures against the interval between saves"
-    return style.picture(paint, text, f"{text}, simulated: {points}{real}; Young's optimum is {optimum:.2g} s.")
+    return style.picture(
+        paint, text, f"{text}, simulated: {points}{real}; Young's optimum is {optimum:.2g} s."
+    )

@@ -60,7 +60,10 @@ def train(rank, folder, life, steps, every):
             print(time.time(), "step", done, file=log)
             if done % every == 0:
                 if rank == 0:
-                    save({"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+                    save(
+                        {"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                        path,
+                    )
                 dist.barrier()  # all wait for the save: that is its cost
                 print(time.time(), "saved", done, file=log)
     if rank == 0:
@@ -126,7 +129,8 @@ def main(out, every=10, kills=6):
     ends = [torch.load(out / name / "end.pt").values() for name in ("killed", "whole")]
     pairs = [pair for _, events in died for pair in pairwise(events)]
     times, saves = ([b[0] - a[0] for a, b in pairs if b[1] == what] for what in ("step", "saved"))
-    (begin, _, first), (until, _, resumed) = died[0][1][0], died[-1][1][0]  # the lives that were killed, with restarts
+    # the lives that were killed, with restarts
+    (begin, _, first), (until, _, resumed) = died[0][1][0], died[-1][1][0]
     row = {
         "step": mean(times),
         "saves": saves,

@@ -129,7 +129,8 @@ def main(out, steps=None):
     losses.write(trainer, log)
     arguments = {"num_nodes": trainer.num_nodes, "devices": trainer.num_devices}
     log.finish(arguments | {"validation_loss": loss, "validation_accuracy": accuracy})
-    if dist.is_initialized():  # see mpdemo/world/env.py: destroyed too soon after a collective, PyTorch may abort
+    # see mpdemo/world/env.py: destroyed too soon after a collective, PyTorch may abort
+    if dist.is_initialized():
         dist.barrier()
         time.sleep(0.1)
         dist.destroy_process_group()

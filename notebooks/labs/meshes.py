@@ -37,7 +37,9 @@ STEPS = 3  # of an epoch; there are two
 
 def sizes_of(mesh) -> dict:
     """Return the sizes of a mesh such as "pp2 tp2"; further words are a schedule or switches."""
-    return dict.fromkeys(NAMES, 1) | {name: int(size) for name, size in re.findall(r"\b([a-z]+)(\d)\b", mesh)}
+    return dict.fromkeys(NAMES, 1) | {
+        name: int(size) for name, size in re.findall(r"\b([a-z]+)(\d)\b", mesh)
+    }
 
 
 def flags_of(mesh) -> tuple:
@@ -88,7 +90,9 @@ def watch(script, job):
         return end_epoch(run, validation)
 
     with (
-        patch.object(script, "make_datasets", lambda **given: small_sets(partial(make_datasets, **given), batch)),
+        patch.object(
+            script, "make_datasets", lambda **given: small_sets(partial(make_datasets, **given), batch)
+        ),
         patch.object(script, "make_model", model),
         patch.multiple(job.Run, look=looked, end_epoch=ended),
         patch.object(torch.nn.utils, "clip_grads_with_norm_", clipped),
@@ -122,7 +126,9 @@ def plain(batch, blocks, steps=STEPS, alone=None) -> dict:
         optimizer.zero_grad()
         if step % STEPS == STEPS - 1:
             with torch.no_grad():
-                noted["validations"].append(model(*rows(*check.tensors)).item() / gpt.count(check.tensors[1]))
+                noted["validations"].append(
+                    model(*rows(*check.tensors)).item() / gpt.count(check.tensors[1])
+                )
     return noted
 
 
@@ -144,7 +150,9 @@ def differences(ranks, right, first=0) -> dict:
     for step, gradients in enumerate(right["grads"][steps]):
         errors = dict.fromkeys(gradients, 0.0)
         got = [pair for rank in ranks for pair in rank["grads"][step].items()]
-        assert {name: grad.shape for name, grad in got} == {name: grad.shape for name, grad in gradients.items()}
+        assert {name: grad.shape for name, grad in got} == {
+            name: grad.shape for name, grad in gradients.items()
+        }
         for name, grad in got:
             errors[name] = max(errors[name], (grad - gradients[name]).square().sum().item())
         wrong.append(errors)
@@ -165,7 +173,8 @@ def compare_all(meshes, world) -> dict:
         flags, batch, blocks = flags_of(mesh)
         sys.argv = ["train_gpt.py", *flags, f"--steps={STEPS}"]
         try:
-            with ThreadPoolExecutor(1) as thread:  # DTensor's caches are a thread's, and would know old meshes
+            # DTensor's caches are a thread's, and would know old meshes
+            with ThreadPoolExecutor(1) as thread:
                 counted = thread.submit(count, train_gpt, world).result()
                 ranks = gather_objects(thread.submit(trained, train_gpt, world).result())
             rows[mesh] = {"apart": differences(ranks, right(batch, blocks)), "bytes": counted}

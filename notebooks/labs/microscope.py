@@ -104,7 +104,8 @@ def recomputation(model, mesh):
     def step(tokens, arriving):
         x = model[0](tokens)
         for block in model[1:]:
-            x = checkpoint(block, x, use_reentrant=True)  # the other form hides what it holds from our hooks
+            # the other form hides what it holds from our hooks
+            x = checkpoint(block, x, use_reentrant=True)
         x.backward(arriving)
 
     return model, step
@@ -116,8 +117,12 @@ def stages(schedule, microbatches, model, mesh):
     with torch.device("meta"):
         x = torch.empty(ROWS // microbatches, LENGTH, WIDTH, requires_grad=True)
         shapes = torch.empty(ROWS // microbatches, LENGTH, dtype=torch.long), x, x
-    stage_of = PipelineStage(stage, rank, 2, torch.device("cpu"), input_args=shapes[rank], output_args=shapes[rank + 1])
-    schedule = schedule(stage_of, microbatches, loss_fn=lambda x, arriving: (x * arriving).sum(), scale_grads=False)
+    stage_of = PipelineStage(
+        stage, rank, 2, torch.device("cpu"), input_args=shapes[rank], output_args=shapes[rank + 1]
+    )
+    schedule = schedule(
+        stage_of, microbatches, loss_fn=lambda x, arriving: (x * arriving).sum(), scale_grads=False
+    )
 
     def step(tokens, arriving):
         schedule.step(tokens) if rank == 0 else schedule.step(target=arriving)
@@ -128,7 +133,8 @@ def stages(schedule, microbatches, model, mesh):
 def fsdp(model, mesh):
     for layer in (*model, model):
         fully_shard(layer, mesh=mesh)
-    return model, lambda tokens, arriving: own_part(0, model, tokens, 2 * arriving)  # it averages over two ranks
+    # it averages over two ranks
+    return model, lambda tokens, arriving: own_part(0, model, tokens, 2 * arriving)
 
 
 def own_part(dim, model, tokens, arriving):
@@ -147,7 +153,9 @@ def tensor(model, mesh):
 def sequence(model, mesh, **columns):
     rows, norm = tp.RowwiseParallel(output_layouts=Shard(1)), tp.SequenceParallel(use_local_output=True)
     for block in model[1:]:
-        tp.parallelize_module(block, mesh, {"norm1": norm, "out": rows, "norm2": norm, "down": rows} | columns)
+        tp.parallelize_module(
+            block, mesh, {"norm1": norm, "out": rows, "norm2": norm, "down": rows} | columns
+        )
     return model, partial(own_tokens, model)
 
 

@@ -51,7 +51,9 @@ def norms(world) -> dict:
 
 def splits(world, out) -> dict:
     """Return the seconds of the steps of GPipe on two equal stages, for every number of microbatches."""
-    return record_all(world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)})
+    return record_all(
+        world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)}
+    )
 
 
 def schedules(world, out) -> dict:
@@ -98,5 +100,9 @@ def seconds_of_step(step, schedule) -> dict:
 
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
-    functions = {"norms": norms, "splits": partial(splits, out=out), "schedules": partial(schedules, out=out)}
+    functions = {
+        "norms": norms,
+        "splits": partial(splits, out=out),
+        "schedules": partial(schedules, out=out),
+    }
     end(write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names}))

@@ -14,11 +14,23 @@ def efficiency(measured, predicted=None, held_out=()):
     def paint(figure, axes):
         axes.axhline(1, color=style.FAINT, linestyle=":", label="ideal")
         if predicted:
-            axes.plot(list(predicted), list(predicted.values()), color=style.VERMILLION, label="predicted by the fit")
-        groups = [(False, "measured" if not held_out else "measured, fitted"), (True, "measured, not fitted")]
+            axes.plot(
+                list(predicted),
+                list(predicted.values()),
+                color=style.VERMILLION,
+                label="predicted by the fit",
+            )
+        groups = [
+            (False, "measured" if not held_out else "measured, fitted"),
+            (True, "measured, not fitted"),
+        ]
         for hollow, label in groups:
             points = {n: value for n, value in measured.items() if (n in held_out) == hollow}
-            look = {"color": style.BLUE, "markersize": 8, "markerfacecolor": style.PAPER if hollow else style.BLUE}
+            look = {
+                "color": style.BLUE,
+                "markersize": 8,
+                "markerfacecolor": style.PAPER if hollow else style.BLUE,
+            }
             axes.plot(list(points), list(points.values()), "o", label=label if points else None, **look)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="GPUs", ylabel="efficiency", ylim=(0, 1.05))
@@ -36,24 +48,34 @@ def ring(hops, ranks):
 
     `hops` are tuples (step, receiver, chunk, ranks in the sum after this step), steps counted from 0.
     """
-    own = [(0, 0, [0])] + [(step + 1, receiver, summed) for step, receiver, chunk, summed in hops if chunk == 0]
+    own = [(0, 0, [0])] + [
+        (step + 1, receiver, summed) for step, receiver, chunk, summed in hops if chunk == 0
+    ]
 
     def paint(figure, axes):
-        axes.axvspan(-0.5, ranks - 0.5, color=style.paler(style.SKY, 0.15), label="reduce-scatter: sums grow")
-        axes.axvspan(ranks - 0.5, 2 * ranks - 1.5, color=style.paler(style.GREEN, 0.15), label="all-gather: copies")
+        axes.axvspan(
+            -0.5, ranks - 0.5, color=style.paler(style.SKY, 0.15), label="reduce-scatter: sums grow"
+        )
+        axes.axvspan(
+            ranks - 0.5, 2 * ranks - 1.5, color=style.paler(style.GREEN, 0.15), label="all-gather: copies"
+        )
         for (before, sender, _), (after, receiver, _) in zip(own, own[1:], strict=False):
             arrow = {"arrowstyle": "->", "color": style.INK, "shrinkA": 18, "shrinkB": 18}
             axes.annotate("", (after, receiver), (before, sender), arrowprops=arrow)
         for step, rank, summed in own:
             box = {"boxstyle": "round,pad=0.3", **style.EDGE}
             box["facecolor"] = style.paler(style.ORANGE, len(summed) / ranks)
-            axes.text(step, rank, "+".join(map(str, summed)), ha="center", va="center", fontsize=9, bbox=box)
+            axes.text(
+                step, rank, "+".join(map(str, summed)), ha="center", va="center", fontsize=9, bbox=box
+            )
         axes.set(xlabel="step", xlim=(-0.5, 2 * ranks - 1.5), ylim=(ranks - 0.5, -0.5))
         axes.set_xticks(range(2 * ranks - 1), ["before", *map(str, range(1, 2 * ranks - 1))])
         axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
         figure.legend(loc="outside upper center", ncols=2)
 
-    path = "; ".join(f"step {step}: rank {rank} has {'+'.join(map(str, summed))}" for step, rank, summed in own)
+    path = "; ".join(
+        f"step {step}: rank {rank} has {'+'.join(map(str, summed))}" for step, rank, summed in own
+    )
     return style.picture(paint, f"chunk 0 in a ring of {ranks} ranks", path, 8.6, 2.8)
 
 
@@ -73,7 +95,9 @@ def messages(mib, milliseconds, latency, bandwidth):
         axes.legend()
 
     alt = "; ".join(f"{size:g} MiB: {time:.2f} ms" for size, time in zip(mib, milliseconds, strict=True))
-    return style.picture(paint, "the time of an all-reduce against its size, and the model of it", alt, height=2.8)
+    return style.picture(
+        paint, "the time of an all-reduce against its size, and the model of it", alt, height=2.8
+    )
 
 
 def arrivals(runs, threshold):
@@ -90,7 +114,10 @@ def arrivals(runs, threshold):
         panels[0].set_ylabel("joins after the first (ms)")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=9)
 
-    middle = {name: [sorted(late)[len(rows) // 2] for late in zip(*rows, strict=True)] for name, rows in behind.items()}
+    middle = {
+        name: [sorted(late)[len(rows) // 2] for late in zip(*rows, strict=True)]
+        for name, rows in behind.items()
+    }
     of_all = "; ".join(
         f"{name}: {', '.join(f'rank {rank} {ms:.1f} ms' for rank, ms in enumerate(medians))}"
         for name, medians in middle.items()

@@ -59,7 +59,8 @@ def measure(world) -> dict:
     for way, rung in WAYS.items():
         trial = Trial(Settings(rung=rung), world, model, batch)
         if way == NEVER:
-            trial.rung.model.set_reshard_after_forward(False)  # as fully_shard(..., reshard_after_forward=False)
+            # as fully_shard(..., reshard_after_forward=False)
+            trial.rung.model.set_reshard_after_forward(False)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
         results[way] |= {"written": written(trial), "timeline": typical(record(trial))["events"]}

@@ -38,7 +38,8 @@ def measure(world, rung, rounds) -> dict:
             "timeline": typical(record(comparison.trials[name]))["events"],
         }
         trial, copies = comparison.trials[name], 1
-        if settings.rung == "data_parallel" and trial:  # its threads can't be counted; each computes its share alone
+        # its threads can't be counted; each computes its share alone
+        if settings.rung == "data_parallel" and trial:
             copies = row["devices"]
             share = replace(variants["single"], batch_size=settings.batch_size // copies)
             trial = Trial(share, world, *given)

@@ -26,7 +26,8 @@ from mpdemo.options import Parser
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, end
 
-OTHERS = {"plan": "planned.py", "loop": "lightning_overhead.py"}  # programs of parts; the strategies have one for all
+# programs of parts; the strategies have one for all
+OTHERS = {"plan": "planned.py", "loop": "lightning_overhead.py"}
 ERRORS = "prediction", "error", "promised"
 PROCESSES = OF_STRATEGIES | {"plan": 2, "loop": 1}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
@@ -35,7 +36,9 @@ SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound" 
 def main() -> int:
     """Run the parts one after the other; print the tables, and save them with all numbers in bench.json."""
     parser = Parser(description="Measure the course's speed figures, each beside its limit.")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="where the results go")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="where the results go"
+    )
     parser.add_argument("--only", action="append", choices=PROCESSES, help="a part to run (default: all)")
     args = parser.parse_args()
     try:
@@ -97,7 +100,11 @@ def over_naive(rows) -> list:
     lines = {row["schedule"]: [headings, row["schedule"]] for row in rows}
     for row in rows:
         lines[row["schedule"]].append(f"{from_row(row, 'over_naive')}, {row['fraction_of_bound']:.2f}")
-    paper = headings, "on paper: GPipe and 1F1B, equal stages, 2M/(M+1)", *(f"{2 * m / (m + 1):.2f}" for m in COUNTS)
+    paper = (
+        headings,
+        "on paper: GPipe and 1F1B, equal stages, 2M/(M+1)",
+        *(f"{2 * m / (m + 1):.2f}" for m in COUNTS),
+    )
     return [*lines.values(), paper]
 
 
@@ -109,7 +116,12 @@ def plan(result) -> list:
     equal = [abs(planned - counted) < 0.001 * counted for planned, counted in sent if counted]
     runs = f"{len(rows)} peaks of steps of a Llama in one and in two processes"
     return [
-        (ERRORS, f"{runs}: median and largest error", f"{100 * median(off):.1f} %, {100 * max(off):.1f} %", "5 %"),
+        (
+            ERRORS,
+            f"{runs}: median and largest error",
+            f"{100 * median(off):.1f} %, {100 * max(off):.1f} %",
+            "5 %",
+        ),
         (ERRORS, "bytes of messages, within a thousandth", f"{sum(equal)} of {len(equal)} right", "all"),
     ]
 
@@ -118,9 +130,17 @@ def loop(result) -> list:
     """Return the lines of what a training loop adds to a step."""
     lines = []
     for name, row in result["added"].items():
-        added, low, high = (f"{1e6 * seconds:.0f}" for seconds in (row["seconds"], *row["seconds_interval"]))
+        added, low, high = (
+            f"{1e6 * seconds:.0f}" for seconds in (row["seconds"], *row["seconds_interval"])
+        )
         of_step = f"{100 * row['seconds'] / result['course_seconds']:.1f} % of a step of the course model"
-        lines.append((SPEEDS, f"what {name} adds to a step of a bare one", f"{added} ({low} to {high}) µs, {of_step}"))
+        lines.append(
+            (
+                SPEEDS,
+                f"what {name} adds to a step of a bare one",
+                f"{added} ({low} to {high}) µs, {of_step}",
+            )
+        )
     return lines
 
 

@@ -28,17 +28,30 @@ def cases(part) -> list[dict]:
     if part == "ddp":
         names = {"ddp": "DDP", "fsdp": "FSDP", "tensor": "tensor parallel"}
         rungs = [(resnet18, ["ddp"]), (resnet50, ["ddp"]), (transformer, names)]
-        return [{"single": plain} | {names[rung]: replace(plain, rung=rung) for rung in more} for plain, more in rungs]
+        return [
+            {"single": plain} | {names[rung]: replace(plain, rung=rung) for rung in more}
+            for plain, more in rungs
+        ]
     if part == "hybrid":
-        hybrid = replace(transformer, rung="hybrid", replicas=2, schedule="1F1B", microbatches=4, cut=equal_cut(2))
-        return [{"single": transformer, "two replicas of a pipeline (four processes), 1F1B, 4 microbatches": hybrid}]
+        hybrid = replace(
+            transformer, rung="hybrid", replicas=2, schedule="1F1B", microbatches=4, cut=equal_cut(2)
+        )
+        return [
+            {
+                "single": transformer,
+                "two replicas of a pipeline (four processes), 1F1B, 4 microbatches": hybrid,
+            }
+        ]
     variants = [
         {"single": plain, NAIVE: replace(plain, rung="model_parallel", cut=equal_cut(2))}
         | schedules(replace(plain, rung="pipeline"), COUNTS)
         for plain in (single(model="convstack", image_size=32, batch_size=64, norm="group"), transformer)
     ]
     cut = replace(resnet101, rung="pipeline", schedule="1F1B", microbatches=8)
-    cuts = {f"1F1B, 8 microbatches, split after {place}": replace(cut, cut=place) for place in ("layer2.3", "layer3.6")}
+    cuts = {
+        f"1F1B, 8 microbatches, split after {place}": replace(cut, cut=place)
+        for place in ("layer2.3", "layer3.6")
+    }
     return [*variants, {"single": resnet101} | cuts]
 
 

@@ -77,7 +77,8 @@ def bare_epoch(model, optimizer, loader, device) -> float:
 
 def measure(world) -> dict:
     """Time epochs alternately: what each loop adds to a step of the bare one, a paired difference in seconds."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # else it introduces itself in each round
+    # else it introduces itself in each round
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder, redirect_stdout(io.StringIO()):
         words = {"rung": "single", "model": "toy", "batch_size": BATCH, "optimizer": "adamw"}
         settings = checked(Settings(**words, epochs=WARMUP + EPOCHS, out=folder))
@@ -92,7 +93,9 @@ def measure(world) -> dict:
     comparison.add("course", Settings(rung="single", epochs=1))
     comparison.run(ROUNDS, warmup=1)
     return {
-        "added": {name: to_row("seconds", difference(seconds[name], seconds[BARE])) for name in (LIGHTNING, OURS)},
+        "added": {
+            name: to_row("seconds", difference(seconds[name], seconds[BARE])) for name in (LIGHTNING, OURS)
+        },
         "step_seconds": {name: median(values) for name, values in seconds.items()},
         "course_seconds": comparison.median("course"),
     }

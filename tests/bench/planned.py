@@ -37,9 +37,9 @@ def planned(name, how=None, **way) -> dict:
     """Return what a plan says of a case, as `measured` does."""
     if how:
         way["shards" if how == "fsdp" else "tensor"] = 2
-    step = own.steps_of(PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), BATCH), BATCH, **way).at(
-        BATCH
-    )
+    step = own.steps_of(
+        PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), BATCH), BATCH, **way
+    ).at(BATCH)
     return {"peak": float(step.peak), "sent": step.sent}
 
 

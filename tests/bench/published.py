@@ -39,14 +39,25 @@ class Block(nn.Module):
         super().__init__()
         self.explicit, self.heads = explicit, heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
-        self.qkv, self.out_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up_proj, self.down_proj = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.qkv, self.out_proj = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up_proj, self.down_proj = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x):
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, 2))
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).chunk(3, 2)
+        )
         if self.explicit:
             later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            attended = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).masked_fill(later, float("-inf")).softmax(3) @ v
+            attended = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).masked_fill(
+                later, float("-inf")
+            ).softmax(3) @ v
         else:
             attended = f.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out_proj(attended.transpose(1, 2).flatten(2))
@@ -67,7 +78,8 @@ class GPT(nn.Module):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return f.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.flatten())  # in the place of labels
+        # in the place of labels
+        return f.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.flatten())
 
 
 class DiTBlock(nn.Module):
@@ -195,7 +207,8 @@ RUNS = [
     Run("IBM", "Llama 2 7B", "h100", 96, 4096, 2, 7500, hsdp=True),
     Run("IBM", "Llama 2 34B", "h100", 96, 4096, 2, 1550, recomputed=True),
     Run("IBM", "Llama 2 70B", "h100", 96, 4096, 2, 800, recomputed=True),
-    Run("torchtitan H100", "Llama 3 8B", "h100", 8, 8192, 2, 5762),  # it recomputes a part: between these two
+    # it recomputes a part: between these two
+    Run("torchtitan H100", "Llama 3 8B", "h100", 8, 8192, 2, 5762),
     Run("torchtitan H100", "Llama 3 8B", "h100", 8, 8192, 2, 5762, recomputed=True),
     Run("ours", "GPT 1B", "h100", 1, 2048, 16, 16 * 2048 / 0.4807),
     Run("ours", "GPT 1B", "h100", 1, 2048, 16, 16 * 2048 / 0.5743, recomputed=True),
@@ -222,7 +235,9 @@ def peaks() -> dict:
             case = row.get("case", {"precision": "bf16"})
             if case.get("rung", "single") == "single":
                 ratio = (
-                    row["counted"] / row["predicted"] if "case" in row else row["measured_gib"] / row["predicted_gib"]
+                    row["counted"] / row["predicted"]
+                    if "case" in row
+                    else row["measured_gib"] / row["predicted_gib"]
                 )
                 found["single, bf16" if case.get("precision") == "bf16" else "single"].append(ratio)
     return found
@@ -242,7 +257,9 @@ def build(run):
     family, _, size = run.model.partition(" ")
     if run.of_images:
         wide = {"groups": 32, "width_per_group": 4} if family == "ResNeXt-101" else {}
-        return ResNet(Bottleneck, [3, 4, 23 if wide else 6, 3], **wide).to(memory_format=torch.channels_last)
+        return ResNet(Bottleneck, [3, 4, 23 if wide else 6, 3], **wide).to(
+            memory_format=torch.channels_last
+        )
     if family == "Llama":
         model = Llama(*LLAMA[size], False)
         return fused(model) if "titan" in run.source else model
@@ -256,7 +273,13 @@ def build(run):
 
 def planned(run, efficiency=None):
     """Return what the plan says of a run."""
-    shape = (4, 32, 32) if "DiT" in run.model else (3, run.length, run.length) if run.of_images else (run.length,)
+    shape = (
+        (4, 32, 32)
+        if "DiT" in run.model
+        else (3, run.length, run.length)
+        if run.of_images
+        else (run.length,)
+    )
     model = OwnModel(run.model, shape, len(shape) == 1, partial(build, run))
     batch, nodes = run.devices * run.batch * run.parts, -(-run.devices // 8)
     efficiency = (efficiency or MEASURED[run.gpu])._replace(compiled=COMPILED if run.compiled else 1.0)
@@ -299,7 +322,9 @@ def choose():
         reached -= np.linalg.lstsq(slopes, found, rcond=None)[0]
     alone = MEASURED["h100"]._replace(several=1.0)
     slower = [run.seconds / planned(run, alone).seconds for run in used["h100"]]
-    print(f"A100: products, attention, convolutions in TF32 {np.exp(reached).round(2)}, then off by {found.round(2)}")
+    print(
+        f"A100: products, attention, convolutions in TF32 {np.exp(reached).round(2)}, then off by {found.round(2)}"
+    )
     print(f"several H100: {1 / np.mean(slower):.2f}, since they took {np.round(slower, 2)} times as long")
 
 

@@ -52,11 +52,15 @@ class Twin(ast.NodeTransformer):
 
     def visit_IfExp(self, node):
         self.generic_visit(node)
-        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+        return (
+            (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+        )
 
     def visit_If(self, node):
         self.generic_visit(node)
-        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+        return (
+            (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+        )
 
 
 def of_same(name, fixed, folder) -> list:
@@ -100,7 +104,14 @@ def score(tool) -> dict:
             new = [row for row in said if row not in right]
             named = [row for row in new if re.search(test_same.named(name), row[0])]
             near = any(abs(line - line_of(name)) <= NEAR for _, line in named)
-            rows[name] = bool(new), bool(named), near, bool(right), seconds, "; ".join(text for text, _ in said)
+            rows[name] = (
+                bool(new),
+                bool(named),
+                near,
+                bool(right),
+                seconds,
+                "; ".join(text for text, _ in said),
+            )
             print(f"{name:22} {said} {right}", file=sys.stderr, flush=True)
     return rows
 
@@ -126,7 +137,15 @@ def main(preflight=None):
     for name, (found, named, *_, said) in scores["`mpdemo same`"].items():
         address = test_same.ABOUT.match((test_same.ZOO / f"{name}.py").read_text())[1]
         place = "/".join(address.split("/")[3:5]) + "#" + address.rpartition("/")[2]
-        bugs.append([f"[{name}]({name}.py)", f"[{place}]({address})", marks[found], marks[named], said or "the same"])
+        bugs.append(
+            [
+                f"[{name}]({name}.py)",
+                f"[{place}]({address})",
+                marks[found],
+                marks[named],
+                said or "the same",
+            ]
+        )
     table(["bug", "reported", "found", "named", "`same` says"], bugs)
 
 

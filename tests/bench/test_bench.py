@@ -19,7 +19,9 @@ from mpdemo.world.env import World
 @pytest.mark.parametrize("part", ["ddp", "pipeline", "hybrid"])
 def test_every_case_can_run_in_its_processes(part):
     for variants in cases.cases(part):
-        assert list(variants)[0] == "single" and len({settings.model for settings in variants.values()}) == 1
+        assert (
+            list(variants)[0] == "single" and len({settings.model for settings in variants.values()}) == 1
+        )
         for settings in variants.values():
             checked(settings, cases.PROCESSES[part] if is_per_device(settings) else None)
     names = {settings.schedule for variants in cases.cases(part) for settings in variants.values()}
@@ -34,17 +36,27 @@ def test_plans_are_summed_up():
         }
 
     peaks, messages = bench.plan({"rows": [row(101, 100, 7, 7), row(97, 100, 7, 8), row(100, 100, 0, 0)]})
-    assert peaks[0] == bench.ERRORS and peaks[1].startswith("3 peaks") and peaks[2:] == ("1.0 %, 3.0 %", "5 %")
+    assert (
+        peaks[0] == bench.ERRORS and peaks[1].startswith("3 peaks") and peaks[2:] == ("1.0 %, 3.0 %", "5 %")
+    )
     assert messages[2] == "1 of 2 right"
 
 
 def test_speeds_are_lines_of_tables_with_their_intervals():
-    common = {"model": "toy", "image_size": 28, "batch_size": 64, "speedup": 1.8, "speedup_interval": [1.7, 1.9]}
+    common = {
+        "model": "toy",
+        "image_size": 28,
+        "batch_size": 64,
+        "speedup": 1.8,
+        "speedup_interval": [1.7, 1.9],
+    }
     common |= {"bound": 1.9, "fraction_of_bound": 0.95, "fraction_interval": [0.9, 0.96], "at_bound": False}
     naive = {"over_naive": 1.5, "over_naive_interval": [1.4, 1.6]}
     rows = [common | {"variant": name, "schedule": None} for name in ("single", "DDP")]
     for count in cases.COUNTS:
-        rows.append(common | naive | {"variant": f"GPipe, {count}", "model": "convstack", "schedule": "GPipe"})
+        rows.append(
+            common | naive | {"variant": f"GPipe, {count}", "model": "convstack", "schedule": "GPipe"}
+        )
     ddp, gpipe, paper = bench.strategies({"rows": rows})
     said = "DDP; toy, 28 px, batch 64: speed-up", "1.80 (1.70 to 1.90)", "1.90", "0.95 (0.90 to 0.96)"
     assert ddp == (bench.SPEEDS, *said)
@@ -83,7 +95,11 @@ def test_the_order_changes_from_round_to_round():
 @pytest.mark.parametrize("name", scoreboard.test_same.BUGS)
 def test_a_tool_that_reads_a_public_bug_sees_one_twin(name):
     text = (scoreboard.test_same.ZOO / f"{name}.py").read_text()
-    twins = [ast.fix_missing_locations(scoreboard.Twin(fixed).visit(ast.parse(text))) for fixed in (False, True)]
+    twins = [
+        ast.fix_missing_locations(scoreboard.Twin(fixed).visit(ast.parse(text))) for fixed in (False, True)
+    ]
     left = [[node for node in ast.walk(twin) if getattr(node, "id", "") == "fixed"] for twin in twins]
     assert [len(names) for names in left] == [1, 1]  # where it is read from the command line
-    assert len({ast.unparse(twin) for twin in twins}) == 2 and all(compile(twin, name, "exec") for twin in twins)
+    assert len({ast.unparse(twin) for twin in twins}) == 2 and all(
+        compile(twin, name, "exec") for twin in twins
+    )

@@ -33,7 +33,9 @@ class Rows:
             return
         row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 1)}
         if not report.passed:
-            row["why"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext[-3000:]
+            row["why"] = (
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext[-3000:]
+            )
         with self.file.open("a") as rows:
             rows.write(json.dumps(row) + "\n")
 
@@ -59,7 +61,8 @@ def see_the_gpus():
     """The other tests compute on the CPU; the processes of these see the GPUs, and float32 is float32 (no TF32)."""
     if not ON_CPU:
         show_gpus()
-    os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # KiB that no tensor takes
+    # KiB that no tensor takes
+    os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
 
 @pytest.fixture(scope="session")

@@ -28,13 +28,19 @@ def gradients(model, batch, dtype):
 
 def main():
     torch.backends.cudnn.allow_tf32 = False
-    network, rows = resnet18().to(DEVICE).eval(), []  # eval: else each copy has batch norm statistics of its own
+    # eval: else each copy has batch norm statistics of its own
+    network, rows = resnet18().to(DEVICE).eval(), []
     batch = torch.randn(32, 3, 64, 64, device=DEVICE), torch.randint(1000, (32,), device=DEVICE)
     for (dtype, within), devices in product(WITHIN.items(), DEVICES):
         loss, expected = gradients(network, batch, dtype)
         other, found = gradients(nn.DataParallel(network, devices), batch, dtype)
         apart = ((found - expected).norm() / expected.norm()).item()
-        facts = {"devices": devices, "dtype": str(dtype), "losses": [loss, other], "gradients_differ_by": apart}
+        facts = {
+            "devices": devices,
+            "dtype": str(dtype),
+            "losses": [loss, other],
+            "gradients_differ_by": apart,
+        }
         rows.append(facts | {"equal": apart < within and abs(other / loss - 1) < within})
     append(rows, sys.argv[1])
     sys.exit(not all(row["equal"] for row in rows))

@@ -37,7 +37,8 @@ GPU = named(torch.cuda.get_device_name()) if ON_GPU else "h100"
 SIDE, ROUNDS, BATCH, PIXELS = (1024, paired.ROUNDS, 128, 224) if ON_GPU else (16, 2, 2, 32)
 ROUND = 0.01  # seconds at least of a round, in which a short operation is repeated
 TYPES = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
-THIN = (32, 2, 6), (32, 2, 8), (32, 8, 2), (16, 2, 49), (1 / 16, 8, 8), (1 / 128, 8, 8)  # rows, inputs, outputs / 1,024
+# rows, inputs, outputs / 1,024
+THIN = (32, 2, 6), (32, 2, 8), (32, 8, 2), (16, 2, 49), (1 / 16, 8, 8), (1 / 128, 8, 8)
 MOVING = {  # functions that move more than they compute
     "copy": torch.clone,
     "add": lambda x: x + x,
@@ -118,7 +119,9 @@ def convolutions() -> list:
     with torch.device("meta"):
         network = get_model("resnet50")
         for part in filter(lambda part: isinstance(part, torch.nn.Conv2d), network.modules()):
-            part.register_forward_pre_hook(lambda conv, x: found.update({(str(conv), x[0].shape): (conv, x[0].shape)}))
+            part.register_forward_pre_hook(
+                lambda conv, x: found.update({(str(conv), x[0].shape): (conv, x[0].shape)})
+            )
         network(torch.empty(BATCH, 3, PIXELS, PIXELS))
     return list(found.values())
 
@@ -131,7 +134,11 @@ def passes(name, function, shapes, precision, layout="", form=None):
     yield f"{name}, forward", *facts, lambda: function(*given)
     if name != "copy":  # whose backward pass hands its gradient on
         ones = torch.ones_like(result)
-        yield f"{name}, backward", *facts, lambda: torch.autograd.grad(result, given, ones, retain_graph=True)
+        yield (
+            f"{name}, backward",
+            *facts,
+            lambda: torch.autograd.grad(result, given, ones, retain_graph=True),
+        )
 
 
 def fractions(name, precision, function) -> list[float]:
@@ -174,8 +181,12 @@ def from_trace(trace, record) -> dict:
     """Return a record of what the kernels in a trace reach, by the class of the operation that launched each."""
     events = json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]
     facts = json.loads(Path(record).read_text())
-    names = {event["args"]["External id"]: event["name"] for event in events if event.get("cat") == "cpu_op"}
-    kernels = sorted((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
+    names = {
+        event["args"]["External id"]: event["name"] for event in events if event.get("cat") == "cpu_op"
+    }
+    kernels = sorted(
+        (event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"]
+    )
     spent = [(names[kernel["args"]["External id"]], kernel["dur"] / 1e6) for kernel in kernels]
     length = len(spent) // TRACED[1]
     steps = [by_class(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
@@ -194,15 +205,22 @@ def from_trace(trace, record) -> dict:
     bests = [(name, at_roof([each], gpu)) for name, each in zip(counted.names, counted.work, strict=True)]
     least = by_class(bests)
     sizes = {"model": "gpt", "batch": TRACED[0]} | LARGE
-    rows = [row(name, sizes, "bf16 autocast", "", [least[name] / step[name] for step in steps]) for name in least]
+    rows = [
+        row(name, sizes, "bf16 autocast", "", [least[name] / step[name] for step in steps])
+        for name in least
+    ]
     of_steps = [products(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
     for operations in sorted(set(map(np.prod, counted.products))):
         places = np.array([np.prod(each) == operations for each in counted.products])
         best, size = products(bests)[places].sum(), counted.products[int(places.argmax())]
-        rows.append(row("product", size, "bf16 autocast", "", [best / times[places].sum() for times in of_steps]))
+        rows.append(
+            row("product", size, "bf16 autocast", "", [best / times[places].sum() for times in of_steps])
+        )
     why = f"computed from {Path(trace).name}, without the GPU"
     part = {"part": "efficiency of the trace", "outcome": "passed", "why": why, "rows": rows}
-    return {name: facts[name] for name in ("device", "driver", "torch", "date", "commit")} | {"parts": [part]}
+    return {name: facts[name] for name in ("device", "driver", "torch", "date", "commit")} | {
+        "parts": [part]
+    }
 
 
 def main():

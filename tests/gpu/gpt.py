@@ -49,7 +49,8 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)  # else the scores, which share the matrix, start too large
+            # else the scores, which share the matrix, start too large
+            nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(Block(width, heads, checkpointing) for _ in range(layers))
         self.end = End(width, self.tokens.weight)
 

@@ -37,15 +37,24 @@ GPT = {"batch": 512, "bf16": True}  # of scripts/gpt.py
 GPTS = [GPT, GPT | {"recompute": True}]
 LARGE = [RESNET | {"batch_size": 64}]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
-STAGES = [COURSE | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
-WORKSPACE = ":16:8"  # KiB; without it, 64 to 92 MiB more were measured on an H100 in cases with matrix products
+STAGES = [
+    COURSE | CUT | {"microbatches": 4},
+    RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"},
+]
+# KiB; without it, 64 to 92 MiB more were measured on an H100 in cases with matrix products
+WORKSPACE = ":16:8"
 WITHIN = 0.05
 
 
 def planned(s, number) -> float:
     """Return the bytes that a plan gives checked settings: on one device, or on a stage of a cut model."""
     facts = data.load(s.dataset, s.data, s.image_size, s.seed)
-    images = {"channels": facts.channels, "image_size": s.image_size, "classes": facts.classes, "norm": s.norm}
+    images = {
+        "channels": facts.channels,
+        "image_size": s.image_size,
+        "classes": facts.classes,
+        "norm": s.norm,
+    }
     shape = facts.channels, s.image_size, s.image_size
     model = OwnModel(s.model, shape, function=partial(of_course, s.model, **images))
     optimizer = {"sgd": "momentum"}.get(s.optimizer, s.optimizer)  # this course's SGD has momentum
@@ -56,7 +65,8 @@ def planned(s, number) -> float:
     chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof("h100"))
     slices = stage_slices(resolve_cut(block_names(s.model), s.cut, s.devices), len(chain))
     received = [0, parts * chain[slices[0][1] - 1].crossing]
-    return own.stage_peaks(request, chain, slices, [parts] * s.devices, received)[number]  # all are in flight
+    # all are in flight
+    return own.stage_peaks(request, chain, slices, [parts] * s.devices, received)[number]
 
 
 def row(settings, world, number=0):
@@ -64,14 +74,22 @@ def row(settings, world, number=0):
     gc.collect()  # the trial before
     trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
     counted = dict(zip(trial.devices, peak_of_a_step(trial), strict=False))[world.device]
-    return {"case": settings | {"stage": number}, "counted": sum(counted), "predicted": planned(trial.s, number)}
+    return {
+        "case": settings | {"stage": number},
+        "counted": sum(counted),
+        "predicted": planned(trial.s, number),
+    }
 
 
 def row_of_gpt(way, device):
     """The row of the GPT to take home, in bf16."""
     gc.collect()
     counted = sum(peak_of_a_step(gpt_step.Steps(device, **way))[0])
-    return {"case": {"model": "gpt"} | way, "counted": counted, "predicted": gpt_step.planned(**way, on=device.type)}
+    return {
+        "case": {"model": "gpt"} | way,
+        "counted": counted,
+        "predicted": gpt_step.planned(**way, on=device.type),
+    }
 
 
 def row_of_stage(settings, gpu, number):
@@ -85,7 +103,8 @@ def row_of_stage(settings, gpu, number):
 def main():
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE  # read when the first matrix product is computed
     gpu = where_am_i()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # half a ResNet-101 on the CPU takes minutes with one
+    # half a ResNet-101 on the CPU takes minutes with one
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     on_gpu = gpu.device.type == "cuda"
     rows = [row(settings, gpu) for settings in [COURSE, *LARGE * on_gpu]]
     rows += [row_of_gpt(way, gpu.device) for way in GPTS]

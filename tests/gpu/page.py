@@ -40,7 +40,8 @@ def with_older_rows(part, older) -> dict:
         if row.get("outcome") != "skipped" or rows.get(key(row), row)["outcome"] == "skipped":
             rows[key(row)] = row
     outcome = part["outcome"]
-    if part["part"] == "tests" and outcome in ("passed", "failed"):  # not one that timed out, whatever its rows say
+    # not one that timed out, whatever its rows say
+    if part["part"] == "tests" and outcome in ("passed", "failed"):
         outcome = "failed" if any(row["outcome"] == "failed" for row in rows.values()) else "passed"
     return part | {"rows": list(rows.values()), "outcome": outcome}
 
@@ -67,7 +68,9 @@ def status(record) -> str:
     of_scripts = f"{len(ran)} of the course's {len(ran + missing)} scripts, as they were then"
     begun = f"One {record['device']} has run {of_scripts}, and {len(tests) - skipped} of the {len(tests)} GPU tests; "
     ended = f"{skipped} were skipped, {failed} failed ({record['date'][:10]}, PyTorch {record['torch']})"
-    two = f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
+    two = (
+        f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
+    )
     return f"{begun}{ended}. **{two}.**"
 
 
@@ -85,7 +88,9 @@ def scripts(record) -> tuple[list, list]:
 
 def page(record) -> str:
     """Return what the page says of a record."""
-    saved = re.search(r"PyTorch (\S+), torchvision", (ROOT / "notebooks/00_start_here.ipynb").read_text())[1]
+    saved = re.search(r"PyTorch (\S+), torchvision", (ROOT / "notebooks/00_start_here.ipynb").read_text())[
+        1
+    ]
     never = [f"`{name}.py`" for name in scripts(record)[1]]
     never += ["anything on two GPUs"] * (not any(map(needs_two, record["parts"])))
     rows = {}  # outcome and what it showed -> the parts: many have nothing more to say
@@ -102,7 +107,9 @@ def page(record) -> str:
 
 def table(head, rows) -> list[str]:
     """Return a table of Markdown; a bar within a cell would end it."""
-    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in (head, *rows)]
+    lines = [
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in (head, *rows)
+    ]
     return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
@@ -133,10 +140,16 @@ def details(part) -> list[str]:
         head = (name, speed, "MFU", "peak memory")
         return ["", *table(head, [throughput(row, unit) for row in rows])]
     if part["part"] == "predicted" and rows:
-        return ["", *table(("planned and measured", "memory", "planned", "step", "planned"), map(prediction, rows))]
+        return [
+            "",
+            *table(("planned and measured", "memory", "planned", "step", "planned"), map(prediction, rows)),
+        ]
     if part["part"] == "memory" and rows:
         ratios = [f"{row['counted'] / row['predicted']:.3f}" for row in rows]
-        return ["", f"Peak memory in {len(rows)} cases: {min(ratios)} to {max(ratios)} times what was planned."]
+        return [
+            "",
+            f"Peak memory in {len(rows)} cases: {min(ratios)} to {max(ratios)} times what was planned.",
+        ]
     if part["part"].startswith("efficiency") and rows:
         return ["", f"Fraction of the plan's roof: {efficiency(rows)}."]
     if needs_two(part) and rows:

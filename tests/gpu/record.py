@@ -45,7 +45,8 @@ LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
 ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
 SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
-END_OF_TESTS = '{"finished": true}\n'  # the line that conftest.py writes after the rows of a run that was not cut
+# the line that conftest.py writes after the rows of a run that was not cut
+END_OF_TESTS = '{"finished": true}\n'
 KILLED = "test_gpu_killed.py"  # these tests are a part of their own
 SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
 
@@ -62,7 +63,10 @@ class Part(NamedTuple):
 def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
     """What is recorded with so many GPUs, the most valuable first."""
     many = min(gpus, 2)  # twice as many tests, in worlds of two to four processes
-    pytest, here = ["-m", "pytest", "-q", "-n", str(at_once), "--timeout", str(120 * many)], ROOT / "tests/gpu"
+    pytest, here = (
+        ["-m", "pytest", "-q", "-n", str(at_once), "--timeout", str(120 * many)],
+        ROOT / "tests/gpu",
+    )
     tests = [str(here), f"--ignore={here / KILLED}", *(SMALL_TESTS if on_cpu else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     parts = [
@@ -79,7 +83,11 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
         Part("train_gpt", 80, [*torchrun, "train_gpt.py"], files / "scripts"),
         Part("player", 50, [str(here / "trace.py"), "player", "{rows}"]),
         Part("killed", 120, [*pytest, "-rP", str(here / KILLED), f"--junitxml={files / 'killed.xml'}"]),
-        Part("predicted", 60, [str(here / "predicted.py"), "{rows}", f"{files}/gpt.jsonl", f"{files}/resnet.jsonl"]),
+        Part(
+            "predicted",
+            60,
+            [str(here / "predicted.py"), "{rows}", f"{files}/gpt.jsonl", f"{files}/resnet.jsonl"],
+        ),
     ]
     if gpus > 1:
         two, rounds = [*torchrun[:-1], "2"], ["2"] if on_cpu else []
@@ -99,8 +107,13 @@ def describe(on_cpu) -> dict:
     if not on_cpu:
         lines = subprocess.run(SMI.split(), capture_output=True, text=True, timeout=60).stdout.splitlines()
         names = ("device", "memory_mib", "driver", "compute_capability")
-        facts |= dict(zip(names, "".join(lines[:1]).split(", "), strict=False))  # whatever an old driver knows
-    facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        # whatever an old driver knows
+        facts |= dict(zip(names, "".join(lines[:1]).split(", "), strict=False))
+    facts |= {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
     return facts | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M:%S")}
 
 
@@ -108,7 +121,10 @@ def commit() -> str | None:
     """Return the commit that is checked out, marked where files differ from it; None where no git knows."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip() or None
+        return (
+            subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip()
+            or None
+        )
     return None
 
 
@@ -137,7 +153,9 @@ class Record:
     def __init__(self, out, facts, parts):
         self.out, self.files, self.begin = out, files_of(out), time.monotonic()
         self.files.mkdir(parents=True, exist_ok=True)
-        self.parts = {part.name: {"part": part.name, "outcome": "not started", "limit": part.limit} for part in parts}
+        self.parts = {
+            part.name: {"part": part.name, "outcome": "not started", "limit": part.limit} for part in parts
+        }
         self.content = facts | {"seconds": 0, "finished": False, "parts": list(self.parts.values())}
         self.save()
 
@@ -150,7 +168,10 @@ class Record:
 
     def run(self, part, seconds, environ):
         """Run a part for at most so many seconds; note its rows as they come, how it ended, and its last lines."""
-        entry, log, rows = (self.parts[part.name], *(self.files / f"{part.name}.{end}" for end in ("log", "jsonl")))
+        entry, log, rows = (
+            self.parts[part.name],
+            *(self.files / f"{part.name}.{end}" for end in ("log", "jsonl")),
+        )
         begin, status = time.monotonic(), None
         entry["outcome"] = "running"
         command = [sys.executable, *(word.replace("{rows}", str(rows)) for word in part.arguments)]
@@ -169,7 +190,10 @@ class Record:
             raise
         finally:
             end_children()
-            entry |= {"exit_status": status, "output": log.read_text(errors="replace").splitlines()[-LINES:]}
+            entry |= {
+                "exit_status": status,
+                "output": log.read_text(errors="replace").splitlines()[-LINES:],
+            }
             self.note(entry, begin, rows)
 
     def note(self, entry, begin, rows):
@@ -210,7 +234,9 @@ def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
         else:
             written.run(part, min(part.limit, left), environ)
         if outcomes := {row["outcome"] for row in entry.get("rows", []) if "outcome" in row}:  # of tests
-            entry["outcome"] = "failed" if "failed" in outcomes or "passed" not in outcomes else entry["outcome"]
+            entry["outcome"] = (
+                "failed" if "failed" in outcomes or "passed" not in outcomes else entry["outcome"]
+            )
         print(f"{part.name}: {entry['outcome']}, {entry.get('seconds', 0):.0f} s", flush=True)
     written.content["finished"] = True
     written.save()
@@ -220,17 +246,27 @@ def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
 def read_arguments(arguments):
     """Read the command line."""
     parser = Parser(prog="record.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the record, a JSON file; must not exist yet")
-    parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu", help="cpu: all in small, to test this program")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the record, a JSON file; must not exist yet"
+    )
+    parser.add_argument(
+        "--on", choices=["gpu", "cpu"], default="gpu", help="cpu: all in small, to test this program"
+    )
     names = [part.name for part in list_parts(False, Path(), 0)]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
-    parser.add_argument("--missing", action="store_true", help="only what such a GPU has passed in no committed record")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names)
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only what such a GPU has passed in no committed record"
+    )
     for_all = f"for all parts together ({SECONDS}, and {SECONDS_MORE} more with several GPUs)"
     parser.add_argument("--seconds", type=float, help=for_all)
     parser.add_argument("--commit", help="of this copy of the project, where git does not know it")
     given = parser.parse_args(arguments)
     if given.on == "gpu" and not gpus_here():
-        parser.error("--on gpu: nvidia-smi names no GPU here; --on cpu runs everything in small on a CPU core")
+        parser.error(
+            "--on gpu: nvidia-smi names no GPU here; --on cpu runs everything in small on a CPU core"
+        )
     for path in (given.out, files_of(given.out)):
         if path.exists():
             parser.error(f"--out {given.out}: {path} exists; name a new file, or remove what is there")
@@ -241,7 +277,8 @@ def main():
     given = read_arguments(sys.argv[1:])
     on_cpu, out = given.on == "cpu", given.out.absolute()
     files, facts = files_of(out), describe(on_cpu)
-    shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")  # which write their checkpoints beside them
+    # which write their checkpoints beside them
+    shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")
     memory = facts.get("memory_mib", "")
     at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
     gpus = 2 if on_cpu else gpus_here()

@@ -25,7 +25,8 @@ ONE = [
     case("ddp", "transformer", microbatches=2),
     case("pipeline", "resnet18", form="one-process", microbatches=4, batch_size=16),
 ]
-SHARED = [case("ddp", "transformer"), case("ddp", "convnet"), case("ddp", "convnet", "batch")]  # gloo: all-reduce only
+# gloo: all-reduce only
+SHARED = [case("ddp", "transformer"), case("ddp", "convnet"), case("ddp", "convnet", "batch")]
 ALL = {n: [one for worlds in CASES.values() for one in worlds.get(n, [])] for n in (2, 3, 4)}
 ONE_PROCESS = [c for c in ALL[2] if c.get("form") == "one-process" and c.get("devices", 2) == 2]
 PER_DEVICE = {n: [c for c in cases if c.get("form") != "one-process"] for n, cases in ALL.items()}
@@ -33,7 +34,10 @@ WORLDS = [  # processes, cases, options of the program, GPUs
     pytest.param(1, ONE, ["one-gpu"], id="one GPU"),
     pytest.param(2, SHARED, ["one-gpu"], id="two ranks that share a GPU over gloo"),
     pytest.param(1, ONE_PROCESS, [], id="one process that drives two GPUs", marks=pytest.mark.gpus(2)),
-    *(pytest.param(n, cases, [], id=f"{n} GPUs", marks=pytest.mark.gpus(n)) for n, cases in PER_DEVICE.items()),
+    *(
+        pytest.param(n, cases, [], id=f"{n} GPUs", marks=pytest.mark.gpus(n))
+        for n, cases in PER_DEVICE.items()
+    ),
 ]
 
 
@@ -42,5 +46,7 @@ def test_equal_to_the_single_gpu_with_the_same_microbatches(tmp_path, processes,
     results = compared(tmp_path, {processes: cases}, *options)[processes]
     for result, one in zip(results, cases, strict=True):
         own = {"buffers", "validation"} if one["norm"] == "batch" else set()  # batch norm's own statistics
-        result = {which: {k: v for k, v in values.items() if k not in own} for which, values in result.items()}
+        result = {
+            which: {k: v for k, v in values.items() if k not in own} for which, values in result.items()
+        }
         check(result, one)

@@ -10,7 +10,8 @@ from test_scripts import SCRIPTS, launch, losses
 WITHIN = 1e-3  # of the last loss and the weights: not every kernel adds in the same order each time
 KILL = "            state['steps'] == 120 and (output.truncate(1000), os.kill(os.getpid(), 9))\n"
 SIGNAL = "        done == 70 and os.kill(os.getpid(), signal.SIGUSR1)\n"
-CASES = {  # what happens -> a text of the script, what is put before it, and the first step that the resumed run logs
+# what happens -> a text of the script, what is put before it, and the first step that the resumed run logs
+CASES = {
     "killed-in-a-save": ("            os.fsync(", KILL, 64),
     "damaged": ("            os.fsync(", "", 64),
     "time-limit": ("        optimizer.step()\n", SIGNAL, 80),
@@ -35,7 +36,11 @@ def test_train_ddp_resumes_and_ends_as_if_undisturbed(whole, case):
     printed = launch(folder, "train_ddp.py", case)
     assert ("damaged-120.pt is damaged" in printed) == (case == "damaged")
     assert int(re.search(r"step (\d+):", printed)[1]) == first
-    one, other = (torch.load(folder / f"{name}-120.pt", map_location="cpu")["model"] for name in ("whole", case))
+    one, other = (
+        torch.load(folder / f"{name}-120.pt", map_location="cpu")["model"] for name in ("whole", case)
+    )
     apart = max((one[name] - other[name]).abs().max().item() for name in one)
-    print(f"{case}: weights differ by at most {apart}, last losses {losses(printed)[-1]} and {expected[-1]}")
+    print(
+        f"{case}: weights differ by at most {apart}, last losses {losses(printed)[-1]} and {expected[-1]}"
+    )
     assert apart < WITHIN and losses(printed)[-1] == pytest.approx(expected[-1], abs=WITHIN)

@@ -87,7 +87,9 @@ def test_a_timeline_of_the_gpus_clocks_is_in_order(trained, tmp_path, schedule):
     for rank in range(2):
         steps = json.loads((tmp_path / f"out/timeline-rank{rank}.json").read_text())["steps"]
         for step in steps:
-            work = sorted((event["start"], event["end"]) for event in step["events"] if event["kind"] in "FB")
+            work = sorted(
+                (event["start"], event["end"]) for event in step["events"] if event["kind"] in "FB"
+            )
             assert work and all(start <= end for start, end in work)
             assert all(before[1] <= after[0] + 1e-4 for before, after in itertools.pairwise(work))
             assert step["start"] - 1e-4 <= work[0][0] and work[-1][1] <= step["end"] + 1e-4

@@ -31,7 +31,8 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 MEMORY = torch.cuda.mem_get_info()[0] if ON_GPU else 0  # bytes that are free before anything is built
 FILL = 0.9  # of it: a fuller card makes PyTorch free and allocate again in every step, which costs time
 WARMUP, STEPS = (3, 12) if ON_GPU else (1, 3)
-LARGE = {"layers": 18, "width": 2048, "heads": 16, "length": 2048, "vocabulary": 50304}  # 1.01 billion parameters
+# 1.01 billion parameters
+LARGE = {"layers": 18, "width": 2048, "heads": 16, "length": 2048, "vocabulary": 50304}
 MEDIUM = LARGE | {"layers": 24, "width": 1024}  # 0.36 billion, for cards below LEAST
 SMALL = {"layers": 4, "width": 128, "heads": 4, "length": 64, "vocabulary": 512}
 LEAST = 36 * 2**30  # bytes for the large one: AdamW in float32 alone takes 16 of each parameter
@@ -182,7 +183,12 @@ def measured(case, options, count) -> dict:
         times.append(clock.read(DEVICE))
     seconds = [clock.seconds(begin, end) for begin, end in itertools.pairwise(times)]
     memory = torch.cuda.max_memory_allocated() / 2**30 if ON_GPU else None
-    return {"first_step_seconds": first, "step_seconds": seconds, "loss": loss.item(), "peak_memory_gib": memory}
+    return {
+        "first_step_seconds": first,
+        "step_seconds": seconds,
+        "loss": loss.item(),
+        "peak_memory_gib": memory,
+    }
 
 
 def main():
@@ -199,7 +205,11 @@ def main():
         try:
             row |= measured(case, tried, common["batch"])
             median, *interval = paired.ratio(row["step_seconds"], [1.0] * STEPS)
-            row |= {"median_seconds": median, "interval_seconds": interval, "least_seconds": min(row["step_seconds"])}
+            row |= {
+                "median_seconds": median,
+                "interval_seconds": interval,
+                "least_seconds": min(row["step_seconds"]),
+            }
             row[f"{case.unit}_per_second"] = common["batch"] * case.per_item / median
             row["mfu"], options = common["batch"] * flops / median / peak, tried
         except Exception as error:  # whatever it is, the other variants are worth measuring

@@ -53,7 +53,10 @@ def three_steps(rows):
         bytes_ = file.stat().st_size
         if bytes_ > MOST:
             file.unlink()
-        append([{"trace": file.name, "case": name, "batch": count, "bytes": bytes_, "kept": bytes_ <= MOST}], rows)
+        append(
+            [{"trace": file.name, "case": name, "batch": count, "bytes": bytes_, "kept": bytes_ <= MOST}],
+            rows,
+        )
 
 
 class Halves(GPT):
@@ -106,15 +109,21 @@ def compact(trace, gradients) -> dict:
     A kernel is (place of its name, of its stream and of its mark, begin, duration); a change of memory (time at the
     host, place of its address, bytes), the last of which at each address of `gradients` is a gradient.
     """
-    events = sorted((event for event in trace["traceEvents"] if "ts" in event), key=lambda event: event["ts"])
+    events = sorted(
+        (event for event in trace["traceEvents"] if "ts" in event), key=lambda event: event["ts"]
+    )
     marks = [event for event in events if event.get("cat") == "user_annotation"]
     times, found = [event["ts"] for event in marks], {"kernels": [], "memory": []}
-    launched = {e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    launched = {
+        e["args"]["correlation"]: e["ts"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
     names, streams, places = {}, {}, {}
     for event in events:
         at, args = round(event["ts"] - times[0], 1), event.get("args", {})
         if event.get("cat") == KERNELS:
-            place = [seen.setdefault(event[key], len(seen)) for seen, key in ((names, "name"), (streams, "tid"))]
+            place = [
+                seen.setdefault(event[key], len(seen)) for seen, key in ((names, "name"), (streams, "tid"))
+            ]
             mark = bisect(times, launched.get(args.get("correlation"), event["ts"])) - 1
             found["kernels"].append([*place, mark, at, round(event["dur"], 1)])
         elif event["name"] == "[memory]" and args["Device Type"] == ALLOCATOR:

@@ -24,7 +24,14 @@ from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.env import join_world, process_group, where_am_i
 
 STEPS = 3
-PLAIN = {"replicas": None, "form": "one-process", "sharded": False, "devices": 1, "cut": None, "schedule": "1F1B"}
+PLAIN = {
+    "replicas": None,
+    "form": "one-process",
+    "sharded": False,
+    "devices": 1,
+    "cut": None,
+    "schedule": "1F1B",
+}
 SINGLE = {}  # settings of the single device -> what its three steps gave
 
 
@@ -64,7 +71,9 @@ def compare(case, world):
     alone = not is_per_device(Settings(**case))
     settings = checked(Settings(**case), None if alone else world.world_size)
     train = data.load("digits", image_size=settings.image_size).train
-    images, labels = (torch.stack(t) for t in zip(*[train[i] for i in range(settings.batch_size)], strict=True))
+    images, labels = (
+        torch.stack(t) for t in zip(*[train[i] for i in range(settings.batch_size)], strict=True)
+    )
     model = models.build(settings.model, norm=settings.norm, image_size=settings.image_size, seed=3)
     losses, gradients, weights, validation, buffers = three_steps(settings, model, world, images, labels)
     if not alone:

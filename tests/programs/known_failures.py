@@ -30,7 +30,9 @@ def alone(folder):
     model = nn.Linear(1, 1)
     yield lambda: torch.load(f"{folder}/object.pt")
     yield lambda: torch.load(f"{folder}/short.pt")
-    yield lambda: model.load_state_dict({f"module.{name}": value for name, value in model.state_dict().items()})
+    yield lambda: model.load_state_dict(
+        {f"module.{name}": value for name, value in model.state_dict().items()}
+    )
     yield lambda: dist.init_process_group("gloo")
     yield lambda: dist.all_reduce(torch.ones(1))
     yield lambda: dist.TCPStore("127.0.0.1", port, 2, is_master=True, timeout=SHORT)
@@ -52,7 +54,9 @@ def together(rank):
     yield lambda: [ddp(torch.ones(1, 2)).sum().backward() for _ in range(2)]
     yield lambda: Schedule1F1B(stage, 1, loss_fn=nn.functional.mse_loss)
     places = {"target": torch.ones(2, 4)} if rank else {}
-    yield lambda: ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss).step(*[torch.ones(2, 4)][rank:], **places)
+    yield lambda: ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss).step(
+        *[torch.ones(2, 4)][rank:], **places
+    )
     yield lambda: DistributedDataParallel(nn.Linear(1, 1), device_ids=[rank])
     yield lambda: nn.SyncBatchNorm(2)(torch.ones(4, 2))
     yield lambda: late(rank)
@@ -88,7 +92,9 @@ def fork(folder, port):
             try:
                 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 1)
                 os.dup2(1, 2)
-                dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+                dist.init_process_group(
+                    "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+                )
                 tell(together(rank))
             finally:
                 os._exit(0)

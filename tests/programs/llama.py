@@ -49,7 +49,10 @@ class MLP(nn.Module):
 
     def __init__(self, dim, hidden):
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(dim, hidden, bias=False),
+            nn.Linear(dim, hidden, bias=False),
+        )
         self.down_proj = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x):

@@ -31,7 +31,10 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.layer = nn.Embedding(2000, 64), nn.TransformerEncoderLayer(64, 8, 64, batch_first=True)
+        self.embed, self.layer = (
+            nn.Embedding(2000, 64),
+            nn.TransformerEncoderLayer(64, 8, 64, batch_first=True),
+        )
         self.head = nn.Linear(64, 2000, bias=False)
         self.head.weight = self.embed.weight
 
@@ -221,7 +224,9 @@ class Recommender(nn.Module):
         self.bottom, self.top = nn.Linear(13, 8), nn.Linear(14, 1)
 
     def forward(self, dense, sparse, pairs):
-        x = torch.stack([self.bottom(dense)] + [t(ids) for t, ids in zip(self.tables, sparse, strict=True)], 1)
+        x = torch.stack(
+            [self.bottom(dense)] + [t(ids) for t, ids in zip(self.tables, sparse, strict=True)], 1
+        )
         return self.top(torch.cat((x[:, 0], (x @ x.mT)[:, *pairs]), 1)).squeeze(1)
 
 
@@ -234,7 +239,10 @@ class Rivals(nn.Module):
 
     def forward(self, x):
         made = self.generator(torch.randn(len(x), 8, device=x.device)).view_as(x)
-        return {"generator": -self.judge(made).mean(), "judge": self.judge(made.detach()).mean() - self.judge(x).mean()}
+        return {
+            "generator": -self.judge(made).mean(),
+            "judge": self.judge(made.detach()).mean() - self.judge(x).mean(),
+        }
 
 
 class Speech(nn.Module):
@@ -246,7 +254,9 @@ class Speech(nn.Module):
 
     def forward(self, x):
         logs, lengths = self.head(self.lstm(x)[0]).log_softmax(-1), torch.full((len(x),), 2)
-        return nn.functional.ctc_loss(logs.transpose(0, 1), torch.ones(len(x), 2).long(), 3 * lengths, lengths)
+        return nn.functional.ctc_loss(
+            logs.transpose(0, 1), torch.ones(len(x), 2).long(), 3 * lengths, lengths
+        )
 
 
 class Recurrent(nn.Module):
@@ -254,7 +264,11 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.lstm, self.head = nn.Embedding(50, 8), nn.LSTM(8, 16, 2, batch_first=True), nn.Linear(16, 50)
+        self.embed, self.lstm, self.head = (
+            nn.Embedding(50, 8),
+            nn.LSTM(8, 16, 2, batch_first=True),
+            nn.Linear(16, 50),
+        )
 
     def forward(self, tokens):
         x, states = self.lstm(self.embed(tokens))
@@ -276,7 +290,9 @@ class Gpt(nn.Module):
         def forward(self, x):
             batch, length, width = x.shape
             parts = self.c_attn(self.ln_1(x)).split(width, 2)
-            q, k, v = (t.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2) for t in parts)
+            q, k, v = (
+                t.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2) for t in parts
+            )
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
             return x + self.mlp(self.ln_2(x))
@@ -285,7 +301,9 @@ class Gpt(nn.Module):
         super().__init__()
         self.config = SimpleNamespace(n_layer=layers)
         blocks = nn.ModuleList(self.Block() for _ in range(layers))
-        self.transformer = nn.ModuleDict({"wte": nn.Embedding(50, 32), "h": blocks, "ln_f": nn.LayerNorm(32)})
+        self.transformer = nn.ModuleDict(
+            {"wte": nn.Embedding(50, 32), "h": blocks, "ln_f": nn.LayerNorm(32)}
+        )
         self.lm_head = nn.Linear(32, 50, bias=False)
 
     def forward(self, tokens, targets=None):
@@ -305,7 +323,9 @@ class Triplet(nn.Module):
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 16))
 
     def forward(self, anchor, same, other):
-        return SimpleNamespace(loss=F.triplet_margin_loss(self.net(anchor), self.net(same), self.net(other)))
+        return SimpleNamespace(
+            loss=F.triplet_margin_loss(self.net(anchor), self.net(same), self.net(other))
+        )
 
 
 class Fourier(nn.Module):
@@ -440,7 +460,9 @@ MODELS = {
     "bf16": lambda: asks_while_built().bfloat16(),
     "double": lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(2))).double(),
     "dict_chain": lambda: Layers(nn.ModuleDict({f"part{i}": conv for i, conv in enumerate(convs())})),
-    "words": lambda: nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50)),
+    "words": lambda: nn.Sequential(
+        nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50)
+    ),
     "huge": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4))),
     "branch": lambda: Branch(8, 8),
     "empty": lambda: nn.Sequential(nn.Flatten()),

@@ -60,7 +60,9 @@ def measured(name, batch, length, bf16=False, checkpointing=False, selective=Fal
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
     if how == "fsdp":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
-        alone = [] if model.lm_head.weight is model.embed_tokens.weight else [model.embed_tokens, model.lm_head]
+        alone = (
+            [] if model.lm_head.weight is model.embed_tokens.weight else [model.embed_tokens, model.lm_head]
+        )
         for layer in [*model.layers, model.norm, *alone, model]:
             fully_shard(layer, mp_policy=policy)
     elif how == "tensor":
@@ -123,7 +125,9 @@ def pipelined(name, batch, length, stages, microbatches) -> list:
         tokens, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))
         given = ([tokens], {}) if rank == 0 else ([], {"target": labels, "losses": []})
         pipe = PipelineStage(stage, rank, world, torch.device("cpu"))
-        schedule = Schedule1F1B(pipe, microbatches, lambda out, to: cross_entropy(out.flatten(0, 1), to.flatten()))
+        schedule = Schedule1F1B(
+            pipe, microbatches, lambda out, to: cross_entropy(out.flatten(0, 1), to.flatten())
+        )
         for _ in range(2):
             schedule.step(*given[0], return_outputs=False, **given[1])
             optimizer.step()

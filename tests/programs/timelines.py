@@ -17,7 +17,13 @@ from mpdemo.world.env import join_world
 
 def main(folder, microbatches, steps):
     """Also compare the clocks of two processes as those of two machines are."""
-    words = {"rung": "pipeline", "model": "transformer", "image_size": 28, "batch_size": 8, "timeline": True}
+    words = {
+        "rung": "pipeline",
+        "model": "transformer",
+        "image_size": 28,
+        "batch_size": 8,
+        "timeline": True,
+    }
     with join_world() as world:
         for schedule in SCHEDULES:
             trial = Trial(Settings(**words, schedule=schedule, microbatches=int(microbatches)), world)

@@ -24,7 +24,9 @@ def main(gpu, world):
     torch.cuda.set_device(gpu)
     torch.manual_seed(0)
     torch.cuda.manual_seed_all(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)).cuda(gpu)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)
+    ).cuda(gpu)
     model = DistributedDataParallel(torch.compile(model), device_ids=[gpu], output_device=gpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler("cuda")
@@ -36,7 +38,10 @@ def main(gpu, world):
         sampler.set_epoch(epoch)
         start.record()
         for images, labels in loader:
-            images, labels = images.to(f"cuda:{gpu}", non_blocking=True), labels.cuda(gpu, non_blocking=True)
+            images, labels = (
+                images.to(f"cuda:{gpu}", non_blocking=True),
+                labels.cuda(gpu, non_blocking=True),
+            )
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad(set_to_none=True)
@@ -50,7 +55,9 @@ def main(gpu, world):
         end.record()
         torch.cuda.synchronize()
         if gpu == 0:
-            print(f"epoch {epoch} loss {shown.item():.5f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
+            print(
+                f"epoch {epoch} loss {shown.item():.5f}, {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
+            )
             assert start.elapsed_time(end) > 0
     dist.barrier(device_ids=[gpu])
     dist.destroy_process_group()

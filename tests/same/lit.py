@@ -27,6 +27,11 @@ if __name__ == "__main__":
     x = torch.randn(96, 8)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 16 // world, shuffle=True, drop_last=True)
     trainer = lightning.Trainer(
-        max_epochs=3, devices=world, strategy="ddp", accelerator="cpu", logger=False, enable_progress_bar=False
+        max_epochs=3,
+        devices=world,
+        strategy="ddp",
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
     )
     trainer.fit(Lit(), loader)

@@ -36,7 +36,9 @@ class Model(nn.Module):
 
     def forward(self, words, labels):
         scores = self.out(self.drop(self.words(words)))
-        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="sum")
+        return nn.functional.cross_entropy(
+            scores.flatten(0, 1), labels.flatten(), ignore_index=PAD, reduction="sum"
+        )
 
 
 class Callback:

@@ -93,7 +93,9 @@ def main():
 
 def save(model, optimizer, schedule, epoch, batch):
     if dist.get_rank() == 0:
-        state = dict(model=model.module.state_dict(), optimizer=optimizer.state_dict(), epoch=epoch, batch=batch)
+        state = dict(
+            model=model.module.state_dict(), optimizer=optimizer.state_dict(), epoch=epoch, batch=batch
+        )
         state |= dict(schedule=schedule.state_dict(), chance=torch.get_rng_state())
         torch.save(state, "last.tmp")
         os.replace("last.tmp", "last.pt")

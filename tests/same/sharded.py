@@ -35,11 +35,14 @@ class Trainer:
         x = torch.randn(96, 8)
         y = (x[:, 0] > 0).long()
         if args.how == "words":
-            x = y + 2 * torch.randint(4, (96,))  # of 16 words these are the first 8, which one rank of two holds
+            # of 16 words these are the first 8, which one rank of two holds
+            x = y + 2 * torch.randint(4, (96,))
         data = TensorDataset(x, y)
         copies, place = (1, 0) if args.how in ("tensor", "words") else (self.world, dist.get_rank())
         self.sampler = DistributedSampler(data, copies, place, drop_last=True)
-        self.loader = DataLoader(data, 16 // copies // args.accumulate, sampler=self.sampler, drop_last=True)
+        self.loader = DataLoader(
+            data, 16 // copies // args.accumulate, sampler=self.sampler, drop_last=True
+        )
 
     def split(self):
         if args.how == "tensor":
@@ -47,7 +50,11 @@ class Trainer:
             parallelize_module(self.model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
             return
         if args.how == "words":
-            plan = {"0": RowwiseParallel(input_layouts=Replicate()), "2": ColwiseParallel(), "4": RowwiseParallel()}
+            plan = {
+                "0": RowwiseParallel(input_layouts=Replicate()),
+                "2": ColwiseParallel(),
+                "4": RowwiseParallel(),
+            }
             parallelize_module(self.model, init_device_mesh("cpu", (self.world,)), plan)
             self.model[2].compile()
             return

@@ -74,7 +74,9 @@ def loss_of(model, x, y):
     if style == "mixup":
         weight, other = random.betavariate(0.8, 0.8), torch.randperm(len(x))
         out = model(weight * x + (1 - weight) * x[other])
-        return weight * functional.cross_entropy(out, y) + (1 - weight) * functional.cross_entropy(out, y[other])
+        return weight * functional.cross_entropy(out, y) + (1 - weight) * functional.cross_entropy(
+            out, y[other]
+        )
     if style == "contrast":  # of all rows with all: gradients flow back through the gather
         own = functional.normalize(model(x), dim=1)
         whole = torch.cat(all_gather(own))
@@ -83,7 +85,11 @@ def loss_of(model, x, y):
 
 
 torch.manual_seed(0)
-layers = nn.Linear(21 if style == "diffusion" else 20, 32), nn.Tanh(), nn.Linear(32, 20 if style == "diffusion" else 4)
+layers = (
+    nn.Linear(21 if style == "diffusion" else 20, 32),
+    nn.Tanh(),
+    nn.Linear(32, 20 if style == "diffusion" else 4),
+)
 net = nn.Sequential(*layers[:2], DropPath(), layers[2]) if style == "droppath" else nn.Sequential(*layers)
 net = {"windows": Words, "vae": Autoencoder}.get(style, lambda: net)()
 model = DistributedDataParallel(net)
@@ -95,7 +101,9 @@ else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = DistributedSampler(data)
 size, count = 64 // world, 2 if style == "zero" else 1
-loader = DataLoader(Stream(), size) if style == "stream" else DataLoader(data, size // count, sampler=sampler)
+loader = (
+    DataLoader(Stream(), size) if style == "stream" else DataLoader(data, size // count, sampler=sampler)
+)
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for step, batch in enumerate(loader if style != "windows" else range(8), 1):

@@ -68,8 +68,12 @@ def copy_project(pages):
 
 def replace_diagrams(pages):
     """Put a picture in the place of each diagram; without a browser it stays as text."""
-    notebooks = {file: nbformat.read(file, as_version=4) for file in sorted(pages.glob("notebooks/*.ipynb"))}
-    cells = [cell for notebook in notebooks.values() for cell in notebook.cells if cell.cell_type == "markdown"]
+    notebooks = {
+        file: nbformat.read(file, as_version=4) for file in sorted(pages.glob("notebooks/*.ipynb"))
+    }
+    cells = [
+        cell for notebook in notebooks.values() for cell in notebook.cells if cell.cell_type == "markdown"
+    ]
     texts = sorted({text for cell in cells for text in DIAGRAM.findall(cell.source)})
     pictures = drawn(texts)
     for text, picture in pictures.items():
@@ -115,7 +119,9 @@ def drawn(texts) -> dict:
             page.goto(f"{url}/lab/tree/diagrams.ipynb?token={token}")
             page.wait_for_function(f"() => document.querySelectorAll('.jp-RenderedMermaid img').length == {len(texts)}",
                                    timeout=WAIT)  # fmt: skip
-            addresses = page.eval_on_selector_all(".jp-RenderedMermaid img", "all => all.map(image => image.src)")
+            addresses = page.eval_on_selector_all(
+                ".jp-RenderedMermaid img", "all => all.map(image => image.src)"
+            )
     return dict(zip(texts, (unquote(address.partition(",")[2]) for address in addresses), strict=True))
 
 

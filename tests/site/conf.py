@@ -54,7 +54,12 @@ SIZE = 16  # of a formula's letters, in its own units
 
 CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
-    "Take home": ["notebooks/scripts/*", "notebooks/glossary", "notebooks/on_a_gpu", "notebooks/solutions/*"],
+    "Take home": [
+        "notebooks/scripts/*",
+        "notebooks/glossary",
+        "notebooks/on_a_gpu",
+        "notebooks/solutions/*",
+    ],
     "Tools": ["mpdemo/README", "mpdemo/tools/*/README", "mpdemo/data/README", "commands", "api"],
     "Teach it, carry it on": [
         "notebooks/for_trainers",
@@ -106,14 +111,18 @@ def take_pictures(app, page, source):
     for whole, link, dark, said, light in PICTURE.findall(source[0]):
         images = [(light, "only-light"), (dark, "only-dark")]
         more = f":target: {link.replace('.ipynb', '.html')}\n" if link else ""
-        blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n{more}```" for file, theme in images]
+        blocks = [
+            f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n{more}```" for file, theme in images
+        ]
         source[0] = source[0].replace(whole, "\n\n".join(blocks))
 
 
 def define_terms(app, page, source):
     """Make the glossary's table a list of definitions, whose anchors Sphinx knows."""
     if page == "notebooks/glossary":
-        source[0] = TERM.sub(r"(\1)=\n\n\2\n: \3 (\4)\n", re.sub(r"^\|( word |---).*\n", "", source[0], flags=re.M))
+        source[0] = TERM.sub(
+            r"(\1)=\n\n\2\n: \3 (\4)\n", re.sub(r"^\|( word |---).*\n", "", source[0], flags=re.M)
+        )
 
 
 def draw(writer, formula):
@@ -122,7 +131,9 @@ def draw(writer, formula):
     path = TextPath((0, 0), f"${text}$", size=SIZE)
     box, letters = path.get_extents(), {1: "M", 2: "L", 3: "Q", 4: "C"}
     steps = [(letters.get(code), points) for points, code in path.iter_segments(simplify=False)]
-    drawn = "".join(letter + " ".join(f"{n:.2f}" for n in points) if letter else "Z" for letter, points in steps)
+    drawn = "".join(
+        letter + " ".join(f"{n:.2f}" for n in points) if letter else "Z" for letter, points in steps
+    )
     em = f"height: {box.height / SIZE:.2f}em; vertical-align: {box.y0 / SIZE:.2f}em"
     whole = f"{box.x0:.2f} {-box.y1:.2f} {box.width:.2f} {box.height:.2f}"
     writer.body.append(f'<svg role="img" aria-label="{html.escape(text)}" viewBox="{whole}" style="{em}">')

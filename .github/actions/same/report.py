@@ -38,7 +38,11 @@ def table(record) -> list:
             cells.append([level, f"{row['code']} {row['name']}", row["what"], row.get("where", ""), why])
         lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells if rows]
         lines += ["", *(f"- {text}" for text in world["notes"])]
-    return [*lines, "", *(f"- same.toml accepts {code}, which is not found any more" for code in record["unmatched"])]
+    return [
+        *lines,
+        "",
+        *(f"- same.toml accepts {code}, which is not found any more" for code in record["unmatched"]),
+    ]
 
 
 def main(file, script):
@@ -52,7 +56,12 @@ def main(file, script):
         for kind, level in LEVELS.items():
             for row in world[kind]:
                 why = row.get("reason", row["remedy"])
-                note(level, row.get("where") or script, f"{row['code']} {row['name']}", f"{row['what']}\n{why}")
+                note(
+                    level,
+                    row.get("where") or script,
+                    f"{row['code']} {row['name']}",
+                    f"{row['what']}\n{why}",
+                )
         if world["verdict"] == "cannot tell":
             note("error", script, world["said"], "\n".join(world["notes"]))
     with open(os.environ["GITHUB_STEP_SUMMARY"], "a") as summary:

@@ -35,13 +35,19 @@ STRATEGIES = {  # the keys of player.js, and their names
     "ring": "Ring context parallelism",
     "experts": "Expert parallelism",
 }
-SLIDER = re.compile(r"^  (\w+): \[\".*?(\[[\d., ]+\]), [\d.]+\],$", re.MULTILINE)  # of player.js: its name and values
+# of player.js: its name and values
+SLIDER = re.compile(r"^  (\w+): \[\".*?(\[[\d., ]+\]), [\d.]+\],$", re.MULTILINE)
 BREAKS = ("overlap", "prefetch", "slow", "sampler", "only0", "swapped")
 HEIGHT = 760  # pixels, until the page has set its own
 
 
 def player(
-    what: str = "all", *, recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
+    what: str = "all",
+    *,
+    recorded: bool = False,
+    predict: bool = False,
+    broken: str | None = None,
+    **sliders: float,
 ) -> Bundle:
     """Show one training step.
 
@@ -101,7 +107,11 @@ def _lines(name) -> list[str]:
 
 
 def contents(
-    what: str = "all", recorded: bool = False, predict: bool = False, broken: str | None = None, **sliders: float
+    what: str = "all",
+    recorded: bool = False,
+    predict: bool = False,
+    broken: str | None = None,
+    **sliders: float,
 ) -> tuple[str, str]:
     """Return the name of a player's still picture, and its page; the arguments are those of `player`."""
     what = text_of(what, "a strategy, a recording or a pattern of traces, as 'ddp',")
@@ -109,7 +119,12 @@ def contents(
     if broken not in (None, *BREAKS):
         raise UserError(f"unknown way to break it {broken!r}; allowed: {', '.join(BREAKS)}")
     steps = _recordings(what, recorded)
-    options = {**sliders, "broken": broken, "predict": bool(predict), "source": "recorded" if steps else None}
+    options = {
+        **sliders,
+        "broken": broken,
+        "predict": bool(predict),
+        "source": "recorded" if steps else None,
+    }
     given = {name: value for name, value in sorted(options.items()) if value not in (None, False)}
     key = "-".join([what, *(f"{name}-{value}" for name, value in given.items())])
     given |= {"all": True} if what == "all" else {"strategy": what} if what in STRATEGIES else {}
@@ -120,7 +135,9 @@ def recording(name: str) -> dict[str, Any]:
     """Return a recorded step by its name; a `UserError` says which there are."""
     files = {path.stem: path for path in sorted((HERE / "recordings").glob("*.json"))}
     if name not in files:
-        raise UserError(f"no recording {name!r}; there are: {', '.join(files) or 'none'}{did_you_mean(name, files)}")
+        raise UserError(
+            f"no recording {name!r}; there are: {', '.join(files) or 'none'}{did_you_mean(name, files)}"
+        )
     return json.loads(files[name].read_text())
 
 
@@ -138,10 +155,13 @@ def _recordings(what, recorded) -> list:
 
 def page(options: dict[str, Any], steps: list, only: bool = False) -> str:
     """Return the player as one HTML page that loads nothing; `only` recorded steps are offered in it."""
-    data = json.dumps({"options": options, "recordings": steps, "only": only}, separators=(",", ":"), allow_nan=False)
+    data = json.dumps(
+        {"options": options, "recordings": steps, "only": only}, separators=(",", ":"), allow_nan=False
+    )
     data = data.replace("<", "\\u003c")
     script = " ".join(re.sub(r"(^|\s+)//\s.*", "", line.strip()) for line in _lines("player.js"))
-    look = " ".join(line.strip() for line in _lines("player.css"))  # one line, so that a notebook's diff has one
+    # one line, so that a notebook's diff has one
+    look = " ".join(line.strip() for line in _lines("player.css"))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>One training step, played</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -13,7 +13,11 @@ from mpdemo.notebook.show import Bundle
 
 
 def curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], y: str = "loss", x: str = "step", *, title: str | None = None
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    y: str = "loss",
+    x: str = "step",
+    *,
+    title: str | None = None,
 ) -> Bundle:
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 
@@ -31,10 +35,14 @@ def curves(
     UserError
         A run without a row that has both columns.
     """
-    points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
+    points = {
+        label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()
+    }
     empty = [label for label, pairs in points.items() if not pairs]
     if empty or not points:
-        raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
+        raise UserError(
+            f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?"
+        )
 
     places = sorted({place for pairs in points.values() for place, _ in pairs})
     doubles = len(places) > 2 and all(b == 2 * a for a, b in pairwise(places))
@@ -51,11 +59,14 @@ def curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no epoch 1.5
         axes.set_title(title or "", fontsize=10)
         if len(points) > 1:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
+            # beside the lines: none may run through it
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
     from_to = "{} from {:.4g} ({x} {:g}) to {:.4g} ({x} {:g})"
-    told = [from_to.format(label, *pairs[0][::-1], *pairs[-1][::-1], x=x) for label, pairs in points.items()]
+    told = [
+        from_to.format(label, *pairs[0][::-1], *pairs[-1][::-1], x=x) for label, pairs in points.items()
+    ]
     return picture(paint, f"{y} against {x}: {counts}", f"{y} against {x}: {'; '.join(told)}")
 
 
@@ -80,11 +91,14 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
 
     def paint(figure, axes):
         widths = [[part.get(name, 0) for part in stacks.values()] for name in names]
-        looks = [{"color": colour, "label": name or None} for name, colour in zip(names, colours, strict=False)]
+        looks = [
+            {"color": colour, "label": name or None} for name, colour in zip(names, colours, strict=False)
+        ]
         parts = list(zip(widths, looks, strict=True))
         stack(axes, range(len(stacks)), parts)
         for height, (part, end) in enumerate(zip(stacks.values(), ends, strict=True)):
-            text = f"{sum(part.values()):.{digits}f}"  # beside bar and limit, so that neither runs through it
+            # beside bar and limit, so that neither runs through it
+            text = f"{sum(part.values()):.{digits}f}"
             axes.annotate(text, (end, height), (4, 0), textcoords="offset points", va="center")
         if limit is not None:
             axes.axvline(limit, color=style.INK, linewidth=2, linestyle="--", label="limit")

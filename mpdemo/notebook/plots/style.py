@@ -65,7 +65,8 @@ def picture(paint, text, alt=None, width=6.4, height=3.2, rows=1, columns=1, **g
         paint(figure, figure.subplots(rows, columns, **grid))
         # without the version in the metadata, which would make equal pictures differ
         figure.savefig(buffer, format="png", dpi=PIXELS * DENSITY, metadata={"Software": None})
-    Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)  # a third of the bytes
+    # a third of the bytes
+    Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)
     about = {"width": round(width * PIXELS), "alt": alt or text}
     result = Bundle(text, about, png=base64.b64encode(small.getvalue()).decode())
     result.figure = figure

@@ -24,7 +24,10 @@ MESSAGES = {
     "S": ("message", paler(style.BLACK, 0.75)),
 }
 WAITING = {  # in a step that the profiler recorded; of others, only all time without computing is known
-    "exposed": ("exposed communication", {"facecolor": style.PAPER, "edgecolor": style.ORANGE, "hatch": "\\\\\\\\"}),
+    "exposed": (
+        "exposed communication",
+        {"facecolor": style.PAPER, "edgecolor": style.ORANGE, "hatch": "\\\\\\\\"},
+    ),
     "waits": ("waits for a rank", {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}),
 }
 IDLE = {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}
@@ -99,7 +102,11 @@ def legend_handles(steps, **look):
     """Return the legend's patches: the kinds of operations that occur, in some `look`, and of waiting."""
     steps = list(steps)
     kinds = {row["kind"] for rows in steps for row in rows}
-    drawn = [(name, {"facecolor": colour}) for kind, (name, colour) in (OPERATIONS | MESSAGES).items() if kind in kinds]
+    drawn = [
+        (name, {"facecolor": colour})
+        for kind, (name, colour) in (OPERATIONS | MESSAGES).items()
+        if kind in kinds
+    ]
     found = {row["kind"] for rows in steps if is_profiled(rows) for row in waiting(rows)}
     hatched = [words for kind, words in WAITING.items() if kind in found]
     hatched += [("idle", IDLE)] * (not all(map(is_profiled, steps)))
@@ -124,7 +131,9 @@ def paint_step(axes, title, rows, longest, lane="rank"):
         for kind, (_, colour) in (OPERATIONS | MESSAGES).items():
             low = place if kind in OPERATIONS else (rank + 0.19, 0.21)
             for shade, later in ((colour, False), (paler(colour), True)):
-                boxes = [row for row in own if row["kind"] == kind and (row.get("stage", 0) >= ranks) is later]
+                boxes = [
+                    row for row in own if row["kind"] == kind and (row.get("stage", 0) >= ranks) is later
+                ]
                 axes.broken_barh(list(map(_span, boxes)), low, facecolor=shade, **edge)
     _write_numbers(axes, rows, longest)
     axes.set(xlim=(0, longest), ylim=(ranks - 0.5, -0.5))

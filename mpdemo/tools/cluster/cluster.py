@@ -44,7 +44,9 @@ class Cluster(Daemons):
         check_programs()
         network = network or isolation.choose()
         if mbit and network != "namespaces":
-            raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
+            raise UserError(
+                f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare"
+            )
         port = first_free_port(nodes + 1)
         bridge = isolation.free_bridge() if network == "namespaces" else ()
         names = [f"node{i + 1}" for i in range(nodes)]
@@ -64,14 +66,21 @@ class Cluster(Daemons):
             isolation.make_bridge(self.bridge, self.subnet)
         files = {"key": "munge.key", "pid": "munged.pid", "seed": "munged.seed", "log": "log/munged.log"}
         options = [f"--{option}-file={self.folder / file}" for option, file in files.items()]
-        options += [f"--socket={self.folder}/munge.sock", "--force", "--num-threads=4", "--group-update-time=-1"]
+        options += [
+            f"--socket={self.folder}/munge.sock",
+            "--force",
+            "--num-threads=4",
+            "--group-update-time=-1",
+        ]
         self.start("munged", ["munged", "-F", *options])
         self.wait_for("munged", (self.folder / "munge.sock").exists)
         self.start_controller()
         for name in self.nodes:
             self.start_node(name)
         idle = {f"{name} idle" for name in self.nodes}
-        self.wait_for("idle nodes", lambda: idle == set(self.client("sinfo", "-hNo", "%N %T").stdout.splitlines()))
+        self.wait_for(
+            "idle nodes", lambda: idle == set(self.client("sinfo", "-hNo", "%N %T").stdout.splitlines())
+        )
 
     def start_node(self, name):
         """Start the slurmd of one node, in its namespaces; also of one that was killed."""
@@ -112,13 +121,17 @@ def guard(*what) -> subprocess.Popen:
     """Start a shell that sweeps a cluster away at the end of file of its input: when this process is gone."""
     words = ["sh", "-c", 'read _; exec "$@"', "guard", sys.executable, "-c", SWEEP, *map(str, what)]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(words, stdin=subprocess.PIPE, **silent, cwd=paths.source(), start_new_session=True)
+    return subprocess.Popen(
+        words, stdin=subprocess.PIPE, **silent, cwd=paths.source(), start_new_session=True
+    )
 
 
 def new_folder() -> Path:
     """Make the cluster's folder, where a socket can lie and slurm.conf can name it."""
     folder = Path(tempfile.mkdtemp(prefix="mpdemo-cluster-")).absolute()
-    if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT or any(c in str(folder) for c in " \t#,[]%"):
+    if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT or any(
+        c in str(folder) for c in " \t#,[]%"
+    ):
         folder.rmdir()
         allowed = f"at most {SOCKET_PATH_LIMIT} bytes, without blanks and any of #,[]%"
         raise UserError(f"Slurm cannot work in {folder} ({allowed}); do: another TMPDIR")
@@ -139,7 +152,9 @@ def write_configuration(cluster, cpus, gpus, memory, urgent):
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(128))
     host = socket.gethostname().split(".")[0]
-    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={subnet}.[11-{10 + count}]"
+    address = (
+        f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={subnet}.[11-{10 + count}]"
+    )
     text = SLURM_CONF.read_text().format(
         name=CLUSTER_NAME,
         host=host,
@@ -166,4 +181,6 @@ def first_free_port(count) -> int:
             for port in range(first, first + count):
                 sockets.enter_context(socket.socket()).bind(("", port))
             return first
-    raise UserError(f"no {count} free ports in a row from 20000 to 30000; do: end what listens there, or fewer nodes")
+    raise UserError(
+        f"no {count} free ports in a row from 20000 to 30000; do: end what listens there, or fewer nodes"
+    )

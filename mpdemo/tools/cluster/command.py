@@ -23,7 +23,9 @@ def add_arguments(parser):
     run = actions.add_parser("run", help="start a cluster, run a command on it, take it down")
     run.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
     run.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
-    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments"
+    )
 
 
 def main(args) -> int:
@@ -33,7 +35,10 @@ def main(args) -> int:
         raise UserError("nothing to run; do: mpdemo cluster run -- COMMAND")
     clean_up_on_signals()  # which end the `with` block as well
     with Cluster.up(nodes=args.nodes, mbit=args.mbit) as cluster:
-        print(f"cluster of {args.nodes} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
+        print(
+            f"cluster of {args.nodes} nodes in {cluster.folder} (network: {cluster.network})",
+            file=sys.stderr,
+        )
         if cluster.network == "none":
             lost = "node names do not resolve here (unshare is refused): jobs over two nodes cannot meet"
             print(lost, file=sys.stderr)

@@ -65,14 +65,18 @@ class Daemons:
         """Start a daemon in the background and return its process number."""
         with open(self.folder / "log" / f"{name}.stderr", "ab") as log:
             files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            process = subprocess.Popen(command, **files, env=self.environment, cwd="/", start_new_session=True)
+            process = subprocess.Popen(
+                command, **files, env=self.environment, cwd="/", start_new_session=True
+            )
         self.processes[name] = (process.pid, start_time(process.pid))
         return process.pid
 
     def client(self, *command, seconds=30) -> subprocess.CompletedProcess:
         """Run one of Slurm's commands on this cluster; `UserError` if it has not ended after some seconds."""
         try:
-            return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=seconds)
+            return subprocess.run(
+                command, capture_output=True, text=True, env=self.environment, timeout=seconds
+            )
         except subprocess.TimeoutExpired:
             line = f"{command[0]} took over {seconds} s on the cluster in {self.folder}"
             raise UserError(f"{line}; do: another TMPDIR (a faster disk), or fewer nodes") from None
@@ -84,7 +88,10 @@ class Daemons:
             ended = [name for name, process in list(self.processes.items()) if not is_running(*process)]
             if ended or time.monotonic() > end:
                 name = (ended or ["slurmctld"])[0]
-                logs = [file.read_text(errors="replace") for file in sorted((self.folder / "log").glob(f"{name}*"))]
+                logs = [
+                    file.read_text(errors="replace")
+                    for file in sorted((self.folder / "log").glob(f"{name}*"))
+                ]
                 said = " | ".join("".join(logs).splitlines()[-3:]) or "(none)"
                 why = f"no {event} after {seconds} s or {name} ended; its last output: {said}"
                 raise UserError(f"the cluster in {self.folder} did not start: {why}")
@@ -113,7 +120,8 @@ def sweep(folder, bridge=None):
     killed = []
     for process in psutil.process_iter(["name", "environ"]):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
+            # None: another user's process
+            name, environ = process.info["name"], process.info["environ"] or {}
             in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
             # slurmstepd writes its title over its environment, and has the log of its node open
             logs = [file.path for file in process.open_files()] if name == "slurmstepd" else []

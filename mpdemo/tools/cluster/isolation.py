@@ -35,7 +35,8 @@ def node_command(network, folder, name) -> list[str]:
         return slurmd
     root = os.getuid() == 0
     unshare = UNSHARE + ([] if root else ROOTLESS) + (["--net"] if network == "namespaces" else [])
-    spool = f"{folder}/spool/{name}"  # the node starts its daemon only when its network is there (at most 10 s)
+    # the node starts its daemon only when its network is there (at most 10 s)
+    spool = f"{folder}/spool/{name}"
     script = (
         f"mount --bind {folder}/hosts /etc/hosts && hostname {name} && touch {spool}/isolated || exit 1\n"
         f"for i in $(seq 500); do [ -e {spool}/connected ] && break; sleep 0.02; done\n"

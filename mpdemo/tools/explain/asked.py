@@ -63,10 +63,17 @@ def resolve(what) -> Asked:
         with foreign.opened(what) as file:
             refuse(file.read(BEGIN), what)
         return Asked([Path(what)])
-    if folder := next((path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None):
+    if folder := next(
+        (path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None
+    ):
         if record := read_record(folder):
             return of_job(Job(record, folder, reads=True))
-        found = (path for pattern in ("slurm-*.out", "*log*.txt") for path in folder.glob(pattern) if path.is_file())
+        found = (
+            path
+            for pattern in ("slurm-*.out", "*log*.txt")
+            for path in folder.glob(pattern)
+            if path.is_file()
+        )
         logs = sorted(found, key=os.path.getmtime)
         if not logs:
             raise UserError(f"{what} holds no job and no log (slurm-*.out, log.txt); give a log file")

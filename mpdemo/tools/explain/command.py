@@ -40,7 +40,9 @@ def main(args) -> int:
     """Print what is found; return 0."""
     asked = resolve(args.what)
     if args.live and asked.answer.state != "running":
-        raise UserError(f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}")
+        raise UserError(
+            f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}"
+        )
     data, cut = asked.last_bytes()
     log = Log(data)
     findings = find(log)
@@ -93,5 +95,8 @@ def verdict_live(kind, quiet) -> tuple:
     """Say what to do about a job that hangs in this way, and has been quiet for so long."""
     word, why = who_waits.ADVICE[kind]
     if word and kind != "stopped" and quiet < (LONG if kind == "same" else QUIET):
-        return None, f"a line was written {quiet:.0f} s ago, so it may only be slow: only waiting will show; ask again"
+        return (
+            None,
+            f"a line was written {quiet:.0f} s ago, so it may only be slow: only waiting will show; ask again",
+        )
     return word, why

@@ -20,7 +20,8 @@ STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
 BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
-SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
+# of an exception that a library caught by itself
+SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
 
 
 @dataclass
@@ -93,7 +94,8 @@ def _judged(log) -> list:
             s.known = replace(unknown(s), kind="unknown")
         s.known = s.known or UNKNOWN.get(s.says)
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
-            s.known = replace(s.known, kind="waiting")  # it warned when the training had run, not of its start
+            # it warned when the training had run, not of its start
+            s.known = replace(s.known, kind="waiting")
         if s.known and (s.says == "noise" or _after_the_end(log, s)):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
@@ -111,7 +113,9 @@ def _reasons_first(log, seen) -> list:
     errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
     for s in seen:
         number = s.numbers[0]
-        begin = {"vague": number - BEFORE, "ended": log.steps[-1] if log.steps else number}.get(s.known.kind, number)
+        begin = {"vague": number - BEFORE, "ended": log.steps[-1] if log.steps else number}.get(
+            s.known.kind, number
+        )
         if any(begin <= error < number for error in errors):
             s.known = replace(s.known, kind="consequence")
     return seen
@@ -221,7 +225,11 @@ def report(text: str | Log) -> str:
 def in_words(findings) -> str:
     """Return findings in words: the first cause and what to do, then the rest."""
     first, *others = findings
-    head = "No cause is in this log, only what follows from one:\n" if first.known.kind == "consequence" else ""
+    head = (
+        "No cause is in this log, only what follows from one:\n"
+        if first.known.kind == "consequence"
+        else ""
+    )
     also = [_shown(other.number, other.line) for other in others[:ALSO]]
     return head + first.paragraph + ("\n\nAlso in this log:\n" + "\n".join(also) if also else "")
 
@@ -257,4 +265,9 @@ def verdict(findings, state="", resumes=False) -> tuple:
         return ("retry", what) if first.known.retry else ("fix", do)
     if state in ("failed", "out_of_memory"):
         return "fix", "its log names no known failure: read its last lines"
-    return None, "it still runs; --live says where its ranks are" if state == "running" else "no failure is in the log"
+    return (
+        None,
+        "it still runs; --live says where its ranks are"
+        if state == "running"
+        else "no failure is in the log",
+    )

@@ -18,13 +18,15 @@ KINDS = ("node", "cause", "waiting", "hint", "vague", "ended", "unknown", "conse
 class Known:
     """A known failure."""
 
-    seen: tuple  # messages of which one is in the log (how: see the table); empty: what stands for an unknown line
+    # messages of which one is in the log (how: see the table); empty: what stands for an unknown line
+    seen: tuple
     what: str
     do: str
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
     by: str = ""  # "slurm": its commands say this where they refuse
-    unless: str = ""  # the words mean something else in a line, or raised at a place, in which this expression is found
+    # the words mean something else in a line, or raised at a place, in which this expression is found
+    unless: str = ""
     retry: bool = False  # the same job may succeed if it is only started again
 
     @functools.cached_property
@@ -55,7 +57,9 @@ def _expression(words) -> str:
 
 
 UNKNOWN = {  # by what a line looks like that no row of the table fits; of exceptions see unknown.py
-    "nccl": Known((), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"),
+    "nccl": Known(
+        (), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"
+    ),
     "exit": Known((), "a process failed; not said why", "look for its own error above", kind="consequence"),
     "words": Known((), "the program's last words before it failed", "search for its words", kind="unknown"),
 }
@@ -64,7 +68,9 @@ UNKNOWN = {  # by what a line looks like that no row of the table fits; of excep
 @functools.cache
 def known_failures() -> tuple:
     """Return every `Known` failure of the table."""
-    rows = tomllib.loads(Path(__file__).with_name("known_failures.toml").read_text(encoding="utf-8"))["failure"]
+    rows = tomllib.loads(Path(__file__).with_name("known_failures.toml").read_text(encoding="utf-8"))[
+        "failure"
+    ]
     return tuple(Known(**row | {"seen": tuple(row["seen"])}) for row in rows)
 
 
@@ -81,7 +87,11 @@ def known_in(line, by="", place="") -> Known | None:
 
     `place` is where it was raised, if a traceback says it.
     """
-    fitting = (known for piece, known in _pieces() if piece in line and by in known.by and known.pattern.search(line))
+    fitting = (
+        known
+        for piece, known in _pieces()
+        if piece in line and by in known.by and known.pattern.search(line)
+    )
     return next((k for k in fitting if not (k.unless and re.search(k.unless, f"{place} {line}"))), None)
 
 

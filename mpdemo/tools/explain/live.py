@@ -30,14 +30,23 @@ def look_at(job_id, logs) -> tuple[list[Place], list]:
     """Return where the ranks of a Slurm job are, and its GPUs: (percent, MiB) of each."""
     before = {file: file.stat() for file in logs}
     sizes = {str(file): old.st_size for file, old in before.items()}
-    counts = slurm.client("squeue", "-h", "-o", "%D", "-j", job_id).split()  # behind the name of another cluster
+    # behind the name of another cluster
+    counts = slurm.client("squeue", "-h", "-o", "%D", "-j", job_id).split()
     nodes = counts[-1] if counts else 1  # it has just ended, as srun says
-    words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    words = [
+        "srun",
+        f"--jobid={slurm.number(job_id)}",
+        "--overlap",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+    ]
     words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", Path(probe.__file__).read_text()]
     try:
         said = slurm.run(*words, slurm.number(job_id), str(time.time() + START), json.dumps(sizes))
     except subprocess.TimeoutExpired:
-        raise UserError(f"the nodes of job {job_id} do not answer; is one of them down? see: sinfo -R") from None
+        raise UserError(
+            f"the nodes of job {job_id} do not answer; is one of them down? see: sinfo -R"
+        ) from None
     rows = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
     if not rows:
         reason = (said.stderr.strip().splitlines() or ["no reason given"])[-1]

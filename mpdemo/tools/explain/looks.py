@@ -17,10 +17,13 @@ LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1)
     r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|"
     r"\(\w[^()]{0,99}?pid=[^()]{0,99}\) ?|\[pod/[^\s\]]+\] ?|[\w.-]{1,99} +\| ?"
 )
-LINE, TEXT = 2**16, 2**12  # bytes of a line that are looked at, and characters of what it says; then its end
+# bytes of a line that are looked at, and characters of what it says; then its end
+LINE, TEXT = 2**16, 2**12
 DEEP = 3  # JSON in the JSON of a container
 FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
-LOGGER = r"(?:- )?(?:[\w.]{1,99} - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
+LOGGER = (
+    r"(?:- )?(?:[\w.]{1,99} - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
+)
 HOST = re.compile(
     r"^(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
     r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]{0,99}: "
@@ -32,13 +35,19 @@ TRACEBACK = "Traceback (most recent call last)"
 FILE = re.compile(r'^\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torchrun|accelerate|deepspeed)")
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
-RAISED = re.compile(r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
-IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")  # above a traceback
-ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"  # of a service beside the program
+RAISED = re.compile(
+    r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"
+)
+# above a traceback
+IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")
+# of a service beside the program
+ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
-EXCEPTION = re.compile(r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+EXCEPTION = re.compile(
+    r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)"
+)
 NEVER = re.compile(
     r"^(?:\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$)"
 )  # or C++'s frames
@@ -78,7 +87,9 @@ ENDED = re.compile(  # what the program itself says after its last step
     r"^\W*(?:all )?(?:done|finished)\W*$",
     re.I,
 )
-DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I)
+DONE = re.compile(
+    r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I
+)
 NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 NEW = [  # no part of an exception's message
@@ -121,7 +132,9 @@ def notes(text) -> tuple:
 
 def seen_text(raw) -> str:
     """Return a line as a terminal shows it: the last state of a progress bar, and no colours."""
-    return printable(shortened(raw.rstrip(b"\r").rpartition(b"\r")[2], LINE, b" ... ").decode(errors="replace"))
+    return printable(
+        shortened(raw.rstrip(b"\r").rpartition(b"\r")[2], LINE, b" ... ").decode(errors="replace")
+    )
 
 
 def shortened(text, most, dots):

@@ -20,7 +20,8 @@ SETTLE = 0.4  # s in which the last stack has come into the log
 MOST = 2**22  # bytes of a log that are read
 LONGEST = 8.0  # s in which all ranks have been asked
 RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun
-RECORDERS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # where PyTorch writes its flight recorder
+# where PyTorch writes its flight recorder
+RECORDERS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def pythons():
@@ -44,7 +45,9 @@ def ranks_of(job, processes):
     chosen = {pid: known for pid, known in ours.items() if name in known[1]}
     if not chosen:
         name = "SLURM_PROCID"
-        steps = {pid: int(variables.get("SLURM_STEP_ID") or RESERVED) for pid, (_, variables) in ours.items()}
+        steps = {
+            pid: int(variables.get("SLURM_STEP_ID") or RESERVED) for pid, (_, variables) in ours.items()
+        }
         chosen = {pid: known for pid, known in ours.items() if steps[pid] < RESERVED} or ours
     ranks = {}
     for pid, (parent, variables) in sorted(chosen.items(), reverse=True):  # the oldest last: it counts
@@ -106,7 +109,9 @@ def may_be_asked(pid, variables):
 
 def of_py_spy(pid):
     """Return the frames of a process's main thread; None where py-spy is missing or may not look."""
-    program = shutil.which("py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    program = shutil.which(
+        "py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    )
     if not program:
         return None
     try:
@@ -123,7 +128,9 @@ def gpus():
     """Return how busy each GPU is and how much of its memory is used: (percent, MiB) of each."""
     try:
         words = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
-        said = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5).stdout.decode()
+        said = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5
+        ).stdout.decode()
         return [[int(word) for word in line.split(",")] for line in said.splitlines()]
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return []

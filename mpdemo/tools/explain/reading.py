@@ -16,7 +16,8 @@ KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as 
 BEGIN = 500  # lines by which a label is recognised
 HITS = 600  # lines with an alarming word at the beginning, and as many at the end, that are looked at
 AGAIN = 50  # lines of one kind that are looked at: a digit may decide, as in "exitcode: -9"
-OPEN, MESSAGE = 400, 12  # lines of a traceback, with those of other ranks in between; further lines of a message
+# lines of a traceback, with those of other ranks in between; further lines of a message
+OPEN, MESSAGE = 400, 12
 LAST = 200  # lines at the end in which the run may say that it is done
 ALARMS = b"Traceback rror xception ailed illed emory esum annot WARN CANCELLED Xid Evicted Abort fault exit".split()
 DIGITS = b"0123456789"
@@ -87,9 +88,12 @@ class Log:
         self.lines = self.data.split(b"\n")
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         traced = self._having(TRACEBACK.encode(), 50)
-        self.label = looks.label_of([*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))])
+        self.label = looks.label_of(
+            [*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))]
+        )
         self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = ([] for _ in range(6))
-        self.open, self.newest, self.message = {}, {}, {}  # of each label: a traceback, an exception, its message
+        # of each label: a traceback, an exception, its message
+        self.open, self.newest, self.message = {}, {}, {}
         self.findings = None  # see explain.py
         self.until = -1  # the line up to which each one is looked at
         self._read()
@@ -146,7 +150,9 @@ class Log:
                 self._begin(number, label)
             elif self._in_message(number, label, part) or self._in_traceback(number, label, part):
                 continue
-            elif not part[:1].isspace() or not (FILE.match(part) or FILE.match(self.split(max(0, number - 1))[1])):
+            elif not part[:1].isspace() or not (
+                FILE.match(part) or FILE.match(self.split(max(0, number - 1))[1])
+            ):
                 kind = self._alone(number, label, part, kind)
         return kind
 

@@ -22,9 +22,15 @@ ADVICE = re.compile(
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
 SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n(?![a-z])")
-A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]{{0,99}}\)|\[[^\[\]]{{0,99}}\]|[.:]\d){{1,200}}?)" for name in "ab")
+A, B = (
+    rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]{{0,99}}\)|\[[^\[\]]{{0,99}}\]|[.:]\d){{1,200}}?)"
+    for name in "ab"
+)
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
-MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
+MORE, NOT = (
+    "less|greater|smaller|larger|lower|higher|more|fewer|different",
+    "does not|doesn't|do not|must|should",
+)
 AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
@@ -42,7 +48,9 @@ AGREE = [  # two things of a message, and what must hold between them
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
-ABSENT = re.compile(r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)")
+ABSENT = re.compile(
+    r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)"
+)
 WAITS = re.compile(r"\bRank (\d+)\]")
 RANK = re.compile(r"^\[?rank[ :=]*(\d+)\b", re.I)
 WORLD = re.compile(r"\b(?:world[ _]size\W*|WORLD_SIZE\W*|nranks\W*|MEMBER: \d+/)(\d+)")
@@ -82,11 +90,12 @@ def unknown(seen) -> Known:
     if not seen.trace:
         return Known((), what, "search for the message's words; read the lines around it")
     if library:
-        do = (
-            f"look at this place in your own program, and at what it hands to {library}; search for the message's words"
-        )
+        do = f"look at this place in your own program, and at what it hands to {library}; "
+        do += "search for the message's words"
         return Known((), what, do)
-    return Known((), what, "look at this place: the program itself raised the error, and the lines above it say when")
+    return Known(
+        (), what, "look at this place: the program itself raised the error, and the lines above it say when"
+    )
 
 
 def advice(text) -> str:
@@ -102,7 +111,9 @@ def with_ranks(log, seen) -> Known:
     if known.kind == "waiting" and (said := missing(log, seen)):
         return replace(known, do=f"{said}; {known.do}")
     if seen[0].says == "nan" and (said := alone(log, seen[0])):
-        return replace(known, what=said, do=f"look at this rank's batch of this step first; else: {known.do}")
+        return replace(
+            known, what=said, do=f"look at this rank's batch of this step first; else: {known.do}"
+        )
     return known
 
 

@@ -14,13 +14,19 @@ from mpdemo.tools.explain.looks import LIBRARY
 BUSY = 0.5  # of a core: a rank outside of collectives that takes more computes, one that takes less waits
 WAITS_FOR_A_GPU = {"item", "cpu", "tolist", "numpy", "synchronize"}
 ADVICE = {  # by the kind of hang: verdict, and why
-    "none": (None, "no rank waits for another: it works, or it waits for something else, at the lines above"),
+    "none": (
+        None,
+        "no rank waits for another: it works, or it waits for something else, at the lines above",
+    ),
     "same": ("retry", "cancel it, and submit it on other nodes (--exclude)"),
     "different": (
         "fix",
         "cancel it; every rank must call the same collectives in the same order: look at the lines above",
     ),
-    "stopped": ("retry", "a process is stopped, by SIGSTOP or a debugger: kill -CONT PID on its node lets it continue"),
+    "stopped": (
+        "retry",
+        "a process is stopped, by SIGSTOP or a debugger: kill -CONT PID on its node lets it continue",
+    ),
     "gone": (
         "fix",
         "cancel it; the rank that is gone has failed, or left its loop before the others: the log has its last lines; "
@@ -93,9 +99,13 @@ def place_of(row) -> Place:
     frames = row["frames"]
     if not frames:
         return Place(row["rank"], **known)
-    own = next((depth for depth, frame in enumerate(frames) if not LIBRARY.search(frame[0])), len(frames) - 1)
+    own = next(
+        (depth for depth, frame in enumerate(frames) if not LIBRARY.search(frame[0])), len(frames) - 1
+    )
     file, line, function = frames[own]
-    collective = collective_of(frames[:own]) or next((n for n in called_on(file, line) if n in WAITING - {"sleep"}), "")
+    collective = collective_of(frames[:own]) or next(
+        (n for n in called_on(file, line) if n in WAITING - {"sleep"}), ""
+    )
     short = file.replace(f"{paths.root()}/", "")
     return Place(row["rank"], collective, f"{short}, line {line} in {function}", **known)
 

@@ -36,7 +36,9 @@ TO_TRAIN = (
 
 def _known_model(name):
     if name not in MODELS and ":" not in name:
-        raise ValueError(f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}")
+        raise ValueError(
+            f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}"
+        )
     return name
 
 
@@ -59,7 +61,9 @@ def _total(text):
     except ValueError:
         total = 0.0
     if not (1 <= total < float("inf") and len(parts) <= 2):
-        raise ValueError("allowed: how many tokens or images, such as 300e9, or epochs x images, such as 90x1281167")
+        raise ValueError(
+            "allowed: how many tokens or images, such as 300e9, or epochs x images, such as 90x1281167"
+        )
     return total
 
 
@@ -74,7 +78,9 @@ class PlanOptions:
     input: Annotated[str, AfterValidator(_shape)] | None = Field(
         None, description="shape of a sample of your own model: 3,224,224"
     )
-    tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
+    tokens: bool = Field(
+        False, description="the samples of your own model are whole numbers, for an embedding"
+    )
     devices: int | None = Field(None, ge=1, le=10**5, description="how many there are")
     nodes: int = Field(1, ge=1, description="nodes that they are in")
     batch: Count = Field(128, description="samples of a step, of all devices together")
@@ -83,18 +89,23 @@ class PlanOptions:
     classes: Count = Field(1000, description="of the data set")
     norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
     gpu: Literal[tuple(GPUS)] | None = Field(
-        None, description="what the devices are: says their memory, and estimates times from their data sheet"
+        None,
+        description="what the devices are: says their memory, and estimates times from their data sheet",
     )
     gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
         None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
     )
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
     total: Annotated[float, BeforeValidator(_total)] | None = Field(
-        None, description="tokens or images of the whole run, 300e9, or epochs x images, 90x1281167: tells GPU hours"
+        None,
+        description="tokens or images of the whole run, 300e9, or epochs x images, 90x1281167: tells GPU hours",
     )
-    price: float | None = Field(None, gt=0, allow_inf_nan=False, description="of a GPU hour, for that of the run")
+    price: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="of a GPU hour, for that of the run"
+    )
     record: str | None = Field(
-        None, description="what kernels reach of the data sheet: a record of make gpu-record, or a torch.profiler trace"
+        None,
+        description="what kernels reach of the data sheet: a record of make gpu-record, or a torch.profiler trace",
     )
     compile: bool = Field(False, description="estimate the times of steps that torch.compile compiles")
     json: str | None = Field(None, description="also write the rows to this file")
@@ -158,7 +169,8 @@ def answer(options, progress) -> tuple:
     lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
     text = "\n".join([*lines, "", wrapped(TO_TRAIN)])
-    return printable(text), strategies.as_rows(request, rows)  # names and errors of a reader's model are in it
+    # names and errors of a reader's model are in it
+    return printable(text), strategies.as_rows(request, rows)
 
 
 def notes(request, rows) -> list:
@@ -231,6 +243,9 @@ def request_of(options, progress) -> PlanRequest:
         images = {name: getattr(options, name) for name in OF_COURSE}
         shape = options.channels, options.image_size, options.image_size
         model = OwnModel(options.model, shape, function=partial(of_course, options.model, **images))
-    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer", "total", "price")}
+    same = {
+        name: getattr(options, name)
+        for name in ("batch", "devices", "nodes", "optimizer", "total", "price")
+    }
     memory = options.gpu_memory or GPUS[gpu].memory
     return PlanRequest(model, memory=memory, gpu=gpu, efficiency=efficiency, progress=progress, **same)

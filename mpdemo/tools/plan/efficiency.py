@@ -9,7 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 KINDS = (
-    *("matrix products", "attention", "convolutions in 16 bits", "convolutions in 32 bits", "memory-bound kernels"),
+    *(
+        "matrix products",
+        "attention",
+        "convolutions in 16 bits",
+        "convolutions in 32 bits",
+        "memory-bound kernels",
+    ),
     "optimizer",
 )
 PRODUCT, ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, OPTIMIZER = range(len(KINDS))
@@ -42,12 +48,16 @@ class Efficiency(NamedTuple):
         """Return the fractions that these kernels reach while they move."""
         moving = self.fractions[MEMORY]
         return np.select(
-            [kinds == OPTIMIZER, kinds == MEMORY], [self.fractions[OPTIMIZER], moving / self.compiled], moving
+            [kinds == OPTIMIZER, kinds == MEMORY],
+            [self.fractions[OPTIMIZER], moving / self.compiled],
+            moving,
         )
 
     def slower(self):
         """Return the lower end of all fractions; of what several devices lose, as much again."""
-        low = [fraction / (1 + spread) for fraction, spread in zip(self.fractions, self.spreads, strict=True)]
+        low = [
+            fraction / (1 + spread) for fraction, spread in zip(self.fractions, self.spreads, strict=True)
+        ]
         sizes = tuple((size, fraction / (1 + self.spreads[PRODUCT])) for size, fraction in self.sizes)
         return self._replace(fractions=tuple(low), sizes=sizes, several=self.several**2)
 
@@ -61,12 +71,18 @@ class Efficiency(NamedTuple):
         for kind in map(int, np.unique(kinds)):
             at = kinds == kind
             fractions[kind] = together.get(kind, _mean(reached, weights, at))
-            spreads[kind] = float(np.average((reached[at] / fractions[kind] - 1) ** 2, weights=weights[at]) ** 0.5)
+            spreads[kind] = float(
+                np.average((reached[at] / fractions[kind] - 1) ** 2, weights=weights[at]) ** 0.5
+            )
             if kind == PRODUCT:
                 by_size = {size: at & (operations == size) for size in np.unique(operations[at])}
-                large = [size for size in by_size if weights[by_size[size]].sum() > LEAST * weights[at].sum()]
+                large = [
+                    size for size in by_size if weights[by_size[size]].sum() > LEAST * weights[at].sum()
+                ]
                 sizes = tuple((float(size), _mean(reached, weights, by_size[size])) for size in large)
-        known = ", ".join(f"{name} {fractions[kind]:.2f}" for kind, name in enumerate(KINDS) if kind in kinds)
+        known = ", ".join(
+            f"{name} {fractions[kind]:.2f}" for kind, name in enumerate(KINDS) if kind in kinds
+        )
         others = ", ".join(name for kind, name in enumerate(KINDS) if kind not in kinds) or "nothing"
         basis = f"kernels reach of it what {source} shows: {known}; not in it: {others}"
         return self._replace(basis=basis, fractions=tuple(fractions), spreads=tuple(spreads), sizes=sizes)

@@ -34,7 +34,9 @@ IN_32_BITS = named(
     "nll_loss smooth_l1_loss binary_cross_entropy_with_logits"
 )
 RECURRENT = named("lstm gru rnn_tanh rnn_relu")
-QUESTIONS = {name: value for name, value in vars(functional).items() if name.startswith("has_torch_function")}
+QUESTIONS = {
+    name: value for name, value in vars(functional).items() if name.startswith("has_torch_function")
+}
 
 
 class OnGpu(TorchFunctionMode):
@@ -134,7 +136,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x, weight, _ = ctx.saved_tensors
-        return x + gradient, None if weight is None else torch.empty_like(weight), None  # reads two and writes one
+        # reads two and writes one
+        return x + gradient, None if weight is None else torch.empty_like(weight), None
 
 
 def _dropout(x, p=0.5, train=True, inplace=False, training=True):
@@ -179,4 +182,10 @@ class _Recurrence(torch.autograd.Function):
         slopes = torch.empty_like(gates)
         torch.mm(slopes, outer)  # the gradient of the state before
         rows = x.reshape(-1, x.shape[-1])
-        return (slopes @ inner).view_as(x), None, slopes.t() @ rows, slopes.t() @ output, *map(torch.empty_like, biases)
+        return (
+            (slopes @ inner).view_as(x),
+            None,
+            slopes.t() @ rows,
+            slopes.t() @ output,
+            *map(torch.empty_like, biases),
+        )

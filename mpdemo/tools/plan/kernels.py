@@ -9,8 +9,11 @@ from mpdemo.predict.counting import has_16_bits, tensors_in
 from mpdemo.tools.plan.efficiency import ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, PRODUCT
 
 aten = torch.ops.aten
-ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+# of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
+ON_A_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        aten._scaled_dot_product_flash_attention
+    ],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
         aten._scaled_dot_product_flash_attention_backward
     ],
@@ -38,7 +41,8 @@ class Kernels(TorchDispatchMode):
         known = {t.untyped_storage() for t in inputs}
         in_place = func._schema.name.endswith("_")
         message = func.namespace in ("c10d", "_c10d_functional")
-        if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
+        # views move nothing
+        if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
             operations, kind = 0, MEMORY
@@ -67,4 +71,6 @@ def every_head(args) -> list:
     Several queries may share a key (grouped-query attention), which the formulas of PyTorch 2.11 do not count.
     """
     heads = max(t.shape[1] for t in tensors_in(args) if t.ndim == 4)
-    return [(len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 else t for t in args]
+    return [
+        (len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 else t for t in args
+    ]

@@ -23,7 +23,11 @@ def equal_blocks(module) -> tuple:
     found = []
     for name, part in module.named_modules():
         is_list = isinstance(part, LISTS) and len(part) > 1
-        if is_list and len({_kind(block) for block in blocks_in(part)}) == 1 and any(True for _ in part.parameters()):
+        if (
+            is_list
+            and len({_kind(block) for block in blocks_in(part)}) == 1
+            and any(True for _ in part.parameters())
+        ):
             found.append((sum(p.numel() for p in part.parameters()), name, len(part)))
     return max(found)[1:] if found else (None, 0)
 
@@ -35,7 +39,9 @@ def blocks_in(part) -> list:
 
 def _kind(block) -> tuple:
     """Return what equal blocks have in common: classes, shapes and types; their numbers in the list may differ."""
-    parameters = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
+    parameters = tuple(
+        (name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters()
+    )
     return tuple(type(part) for part in block.modules()), parameters
 
 
@@ -93,7 +99,9 @@ def _layers(module, prefix="") -> list:
     for name, child in module.named_children():
         lists = [m for m in child.modules() if isinstance(m, LISTS) and len(m) >= REPEATED]
         alike = any(len({type(layer) for layer in layers.children()}) == 1 for layers in lists)
-        names += _layers(child, f"{prefix}{name}.") if isinstance(child, LISTS) or alike else [prefix + name]
+        names += (
+            _layers(child, f"{prefix}{name}.") if isinstance(child, LISTS) or alike else [prefix + name]
+        )
     return names
 
 

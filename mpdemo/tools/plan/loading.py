@@ -36,7 +36,9 @@ def imported(name):
     """Return the function that ``package.module:function`` or ``./file.py:function`` names."""
     module, _, function = name.rpartition(":")
     if not (module and function):
-        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
+        raise UserError(
+            f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course"
+        )
     is_file, given = module.endswith(".py"), sys.argv
     folder = str(Path(module).resolve().parent) if is_file else os.getcwd()
     sys.path.insert(0, folder)
@@ -109,7 +111,8 @@ class WithoutNumbers(TorchFunctionMode):
         if function in device_constructors():
             on_meta = function(*args, **kwargs | {"device": "meta"})
             read = function in RANGES or 0 < on_meta.numel() <= LARGEST_READ
-            if not read or str(kwargs.get("device")) == "meta":  # what is lazy has no elements, and then asks for meta
+            # what is lazy has no elements, and then asks for meta
+            if not read or str(kwargs.get("device")) == "meta":
                 return on_meta
             return function(*args, **kwargs | {"device": "cpu"})
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
@@ -128,8 +131,11 @@ class WithNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs, new = dict(kwargs or {}), 0
-        if "device" in kwargs and not any(isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))):
-            new = function(*args, **kwargs | {"device": torch.device("meta")}).nbytes  # before it takes the memory
+        if "device" in kwargs and not any(
+            isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))
+        ):
+            # before it takes the memory
+            new = function(*args, **kwargs | {"device": torch.device("meta")}).nbytes
         if self.process.memory_info().rss + new > self.most:
             raise MemoryError
         return function(*args, **kwargs)
@@ -142,7 +148,11 @@ def quiet():
     # Without a word, and with the status that it likes. A child that it has forked may.
     os._exit = lambda status: sys.exit(status) if os.getpid() == process else leave(status)
     logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ from functools import partial
 from mpdemo.settings.schedules import divisors
 from mpdemo.tools.plan.efficiency import AT_BEST
 from mpdemo.tools.plan.gpus import GPUS
+from mpdemo.tools.plan.own_prediction import predicted, steps_of
 from mpdemo.tools.plan.request import (
     ACCUMULATION,
     ALL,
@@ -24,7 +25,6 @@ from mpdemo.tools.plan.request import (
     Rule,
     first_that_fits,
     flags_of,
-    host_of,
     local_batch,
     rules,
 )
@@ -34,8 +34,6 @@ from mpdemo.tools.plan.split import balanced_cut, stage_slices
 WIDEST = 0.25  # of the interval of a step time, to either side
 LORA = 16  # rank of the adapters
 STAGES_SHOWN = 8  # a longer pipeline's row has the memory of its fullest stage alone
-# An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
-HALVES = {"all-reduce": 2, IN_BLOCKS: 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
 
 def rules_of(request) -> list[Rule]:
@@ -45,7 +43,9 @@ def rules_of(request) -> list[Rule]:
     ways = "", ACCUMULATION, ", bf16", CHECKPOINTING, BOTH
     name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
     why = f"{holds} the whole model, and its local batch fits"
-    found = rules(name, why, replicated, ways) + rules(name, why, partial(selective, replicated), (SELECTIVE,))
+    found = rules(name, why, replicated, ways) + rules(
+        name, why, partial(selective, replicated), (SELECTIVE,)
+    )
     if request.nodes > 1:
         why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
         within = partial(sharded, hsdp=True)
@@ -65,9 +65,8 @@ def rules_of(request) -> list[Rule]:
     why = "A device holds what it computes with, and the local batch fits"
     found += rules("fsdp" if several else name, why, offloaded, (OFFLOAD,))
     if request.model.all_trained:
-        why = (
-            f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, and the local batch fits"
-        )
+        why = f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, "
+        why += "and the local batch fits"
         found += rules(f"{name}, LoRA", why, partial(replicated, rank=LORA), (BOTH,))
     return found
 
@@ -84,7 +83,9 @@ def replicated(request, parts=None, **way):
             used = {"all-reduce": (devices, link), "broadcast": (devices, link)}
             # DDP's buckets: the gradients once more, unless gradient_as_bucket_view=True makes them one.
             step = step._replace(sent={"all-reduce": step.trained, "broadcast": step.buffers})
-        return predicted(request, steps, step, count, devices, used, extra=step.trained if devices > 1 else 0)
+        return predicted(
+            request, steps, step, count, devices, used, extra=step.trained if devices > 1 else 0
+        )
 
     return first_that_fits(request, find, parts or divisors(share))
 
@@ -102,7 +103,9 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
     shards = replicas // copies
     link = sheet.link if hsdp else request.link(per_node // tensor)
     used = dict.fromkeys(("all-gather", "reduce-scatter"), (shards, link))
-    used |= dict.fromkeys(("all-reduce", "broadcast"), (copies, sheet.between)) | {IN_BLOCKS: (tensor, sheet.link)}
+    used |= dict.fromkeys(("all-reduce", "broadcast"), (copies, sheet.between)) | {
+        IN_BLOCKS: (tensor, sheet.link)
+    }
     if hsdp and per_node == 1:
         raise NotPlanned("a node has one device, so there is nothing to shard within it")
 
@@ -170,7 +173,9 @@ def pipeline(request, parts=None, **way):
     """
     model, ranks = request.model, request.devices
     if not model.few and not model.chain:
-        raise NotPlanned("it has no list of more than five equal blocks, of which it also computes with fewer")
+        raise NotPlanned(
+            "it has no list of more than five equal blocks, of which it also computes with fewer"
+        )
     if model.count < ranks:
         what = "layers" if model.chain else "equal blocks"
         raise NotPlanned(f"its {model.count} {what} are fewer than the devices")
@@ -228,15 +233,9 @@ def stage_peaks(request, chain, slices, in_flight, received) -> list:
 def cut(chain, ranks) -> list:
     """Return where the stages of a chain of parts begin and end, which take equally long as far as parts allow."""
     timed = all(part.seconds is not None for part in chain)
-    return stage_slices(balanced_cut([part.seconds if timed else part.weights for part in chain], ranks), len(chain))
-
-
-def steps_of(request, size, **way):
-    """Return the steps of all sizes of a local batch, exact for `size` samples."""
-    from mpdemo.tools.plan.own_scaling import Line
-    from mpdemo.tools.plan.own_step import Way
-
-    return Line(request.model, Way(**way), STATES[request.optimizer], size)
+    return stage_slices(
+        balanced_cut([part.seconds if timed else part.weights for part in chain], ranks), len(chain)
+    )
 
 
 def one_device(request, bf16) -> tuple:
@@ -249,7 +248,10 @@ def one_device(request, bf16) -> tuple:
         step = steps_of(request, max(1, request.batch // request.devices), bf16=bf16).at(request.batch)
     except NotPlanned:
         return None, None
-    computing, updating = step.seconds(request.roof), update_seconds(request.optimizer, step.trained, request.roof)
+    computing, updating = (
+        step.seconds(request.roof),
+        update_seconds(request.optimizer, step.trained, request.roof),
+    )
     at_peak = step.seconds(roof(request.gpu, AT_BEST)._replace(moved=float("inf"), launch=0.0))
     return None if computing is None else computing / request.several + updating, at_peak
 
@@ -261,37 +263,3 @@ def with_spread(request, find) -> Prediction:
         return found
     slower = find(replace(request, efficiency=request.efficiency.slower()))
     return found._replace(spread=min(WIDEST, slower.seconds / found.seconds - 1))
-
-
-def predicted(request, steps, step, parts, replicas, used, extra=0) -> Prediction:
-    """Return what a way needs whose microbatches are such a `step`, which has sent what all of them send.
-
-    `used` has, for each collective, its number of ranks and the bytes per second of its link; `extra` bytes are held
-    besides.
-    """
-    sent = {}  # by a device, around a ring
-    for kind, bytes_ in step.sent.items():
-        ranks = used[kind][0]
-        sent[kind] = HALVES[kind] * ((ranks - 1) / ranks) * bytes_
-    computing = step.seconds(request.roof)
-
-    def most():
-        size = steps.most(request.limit - extra)
-        return None if size is None else size * parts * replicas
-
-    times = {kind: bytes_ / used[kind][1] for kind, bytes_ in sent.items()}
-    sending, layers = sum(times.values()), max(1, len(steps.model.layers), steps.model.count)
-    hidden = sending - times.get(IN_BLOCKS, 0.0)  # a block waits for its own messages
-    seconds = None
-    if computing is not None:  # of the others the first layer's gather, or the last one's reduction, is exposed
-        seconds = max(parts * computing / request.several, hidden) + hidden / layers + sending - hidden
-        seconds += 0.0 if steps.way.offload else update_seconds(request.optimizer, step.trained, request.roof)
-    flags = flags_of(steps.way, parts, replicate=replicas // steps.way.shards)
-    found = Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
-    if not steps.way.offload:
-        return found
-    loaded, stored = (parts * bytes_ for bytes_ in steps.with_host(step))
-    least = max(loaded, stored) / GPUS[request.gpu].host  # both directions at once
-    updating, on_host = host_of(request, step)
-    seconds = seconds and max(seconds, least) + updating
-    return found._replace(seconds=seconds, moved=loaded + stored, least=least, updating=updating, on_host=on_host)

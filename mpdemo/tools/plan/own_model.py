@@ -20,7 +20,15 @@ from mpdemo.models.private_torch import (
 )
 from mpdemo.predict.counting import LiveMemory, size
 from mpdemo.tools.plan.kernels import Kernels
-from mpdemo.tools.plan.layers import FEW, blocks_in, differentiable, equal_blocks, layers_entered, loss, shared
+from mpdemo.tools.plan.layers import (
+    FEW,
+    blocks_in,
+    differentiable,
+    equal_blocks,
+    layers_entered,
+    loss,
+    shared,
+)
 from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.tools.plan.variants import with_blocks, without_values
 
@@ -42,11 +50,17 @@ class OwnModel:
     def __init__(self, name, input_shape=None, tokens=False, function=None):
         self.name, self.notes, self.returns_loss, self.chain = name, [], False, False
         self.template, inputs = called(function or imported(name), name)
-        leaves, self.structure = tree_flatten(self._zeros(input_shape, tokens) if inputs is None else inputs)
-        self.like = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        leaves, self.structure = tree_flatten(
+            self._zeros(input_shape, tokens) if inputs is None else inputs
+        )
+        self.like = [
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
         self.samples = next((leaf[0] for leaf in self.like if isinstance(leaf, tuple)), None)
         if self.samples is None:
-            raise UserError(f"--model {name}() returns inputs without a tensor; allowed: a tensor, a tuple or a dict")
+            raise UserError(
+                f"--model {name}() returns inputs without a tensor; allowed: a tensor, a tuple or a dict"
+            )
         if any(is_lazy(p) for p in self.template.parameters()):
             with torch.no_grad(), quiet(), WithoutNumbers():
                 self.compute(self.template, self.inputs(SAMPLES, "meta"))
@@ -103,7 +117,12 @@ class OwnModel:
             start, held = found[-1]
             found[-1] = tuple(kernels.work[start:]), memory.live["cpu"] - held
 
-        with quiet(), memory, FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"):
+        with (
+            quiet(),
+            memory,
+            FakeTensors(allow_non_fake_inputs=True),
+            torch.compiler.set_stance("force_eager"),
+        ):
             module = self.copy(self.count)
             for block in blocks_in(module.get_submodule(self.list)):
                 block.register_forward_pre_hook(begin)
@@ -128,8 +147,12 @@ class OwnModel:
         scalars = [t for t in found if t.dim() == 0]
         reached = []
         for tensors in (found, scalars)[: 1 + bool(scalars)]:
-            of = torch.autograd.grad(loss(tensors), list(trained.values()), retain_graph=True, allow_unused=True)
-            reached.append([name for name, gradient in zip(trained, of, strict=True) if gradient is not None])
+            of = torch.autograd.grad(
+                loss(tensors), list(trained.values()), retain_graph=True, allow_unused=True
+            )
+            reached.append(
+                [name for name, gradient in zip(trained, of, strict=True) if gradient is not None]
+            )
         self.returns_loss = len(reached) > 1 and reached[0] == reached[1]
         self.unused = [name for name in trained if name not in reached[0]]
 
@@ -177,7 +200,9 @@ class OwnModel:
     def channels_first(self):
         """Whether a convolution has its weights, and so its images, with the channels first."""
         convolutions = [part for part in self.template.modules() if isinstance(part, nn.Conv2d)]
-        return not all(part.weight.is_contiguous(memory_format=torch.channels_last) for part in convolutions)
+        return not all(
+            part.weight.is_contiguous(memory_format=torch.channels_last) for part in convolutions
+        )
 
     def _note(self):
         """Note what the reader may not know."""
@@ -233,7 +258,10 @@ class OwnModel:
     def sizes(self) -> list:
         """Return the bytes of weights and of gradients of each layer of a chain."""
         return [
-            (size([*layer.parameters(), *layer.buffers()]), size([p for p in layer.parameters() if p.requires_grad]))
+            (
+                size([*layer.parameters(), *layer.buffers()]),
+                size([p for p in layer.parameters() if p.requires_grad]),
+            )
             for layer in self.chain_of(self.template)
         ]
 

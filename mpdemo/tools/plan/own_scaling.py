@@ -99,7 +99,9 @@ def chain(steps, size, roof) -> list[Part]:
     (before, after), (trained, trained_after) = model.around()
     blocks = more.weights - few.weights, more.trained - few.trained
     found = []
-    for held, kept, phases in zip(((before, trained), blocks, (after, trained_after)), saved, names, strict=True):
+    for held, kept, phases in zip(
+        ((before, trained), blocks, (after, trained_after)), saved, names, strict=True
+    ):
         found.append(_part(more, held, kept, phases, phases[-1].replace("inner", "second"), roof))
     return [found[0], *[found[1]] * model.count, found[2]]
 

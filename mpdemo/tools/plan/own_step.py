@@ -113,13 +113,20 @@ def computed(model, way, states, size, count) -> Step:
         except Exception as error:
             if way.tensor > 1:
                 raise NotPlanned(variants.in_words(model.blocks_of(model.template))) from error
-            raise NotPlanned(f"a step like that fails on tensors without numbers ({error_line(error)})") from error
+            raise NotPlanned(
+                f"a step like that fails on tensors without numbers ({error_line(error)})"
+            ) from error
 
 
 def step(model, way, states, batch, count) -> Step:
     """Compute one step in this thread, as one process of a world that sends nothing."""
     world = fake_world(0, way.shards * way.copies) if way.is_sharded else nullcontext()
-    memory, sent, kernels, fake = LiveMemory(), CountMessages(), Kernels(), FakeTensors(allow_non_fake_inputs=True)
+    memory, sent, kernels, fake = (
+        LiveMemory(),
+        CountMessages(),
+        Kernels(),
+        FakeTensors(allow_non_fake_inputs=True),
+    )
     with world, quiet(), memory, without_surprises():
         with fake:
             module = model.copy(count)
@@ -142,7 +149,10 @@ def step(model, way, states, batch, count) -> Step:
                 backward(loss)
             phases.enter("end")
             del kept, inputs
-        sizes = [size([local(t) for t in tensors]) for tensors in (module.parameters(), trained, module.buffers())]
+        sizes = [
+            size([local(t) for t in tensors])
+            for tensors in (module.parameters(), trained, module.buffers())
+        ]
     weights, gradients, buffers = sizes
     return Step(*phases.found(), sent.by_kind(), weights + buffers, gradients, buffers, phases.crossing)
 
@@ -212,7 +222,9 @@ class Phases:
         for block, place in zip(blocks, places, strict=True):
             after = "after" if block is blocks[-1] else f"between {place}"
             # Before FSDP's own hooks, which gather and free.
-            block.register_forward_pre_hook(lambda _, inputs, place=place: self._begin(place, inputs), prepend=True)
+            block.register_forward_pre_hook(
+                lambda _, inputs, place=place: self._begin(place, inputs), prepend=True
+            )
             block.register_forward_hook(
                 lambda _, inputs, outputs, place=place, after=after: self._end(place, outputs, after)
             )

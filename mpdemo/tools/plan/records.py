@@ -30,9 +30,18 @@ from mpdemo.tools.plan.efficiency import (
 from mpdemo.tools.plan.gpus import named
 from mpdemo.tools.plan.roof import kernel_seconds, roof
 
-CLASSES = {"product": PRODUCT, "attention": ATTENTION, "AdamW": OPTIMIZER}  # first words of a record; others move
+# first words of a record; others move
+CLASSES = {"product": PRODUCT, "attention": ATTENTION, "AdamW": OPTIMIZER}
 TOGETHER = "the last six together"  # a record's row: all that moves, by the time that it took
-BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "bool": 1, "unsigned char": 1}
+BYTES = {
+    "float": 4,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "double": 8,
+    "long int": 8,
+    "bool": 1,
+    "unsigned char": 1,
+}
 ALLOWED = "allowed: a record of make gpu-record, or a trace of torch.profiler, also .gz"
 
 
@@ -52,7 +61,9 @@ def _shown(file, content, gpu):
     if "traceEvents" in content:
         device, when = (content.get("deviceProperties") or [{}])[0].get("name"), "trace"
     if device and not gpu.startswith(named(device) or device):
-        raise UserError(f"--record {file} was measured on {device}, and --gpu is {gpu}; allowed: a record of that GPU")
+        raise UserError(
+            f"--record {file} was measured on {device}, and --gpu is {gpu}; allowed: a record of that GPU"
+        )
     together = {}
     if when == "trace":
         kernels = [event for event in content["traceEvents"] if event.get("cat") == "kernel"]
@@ -66,7 +77,9 @@ def _shown(file, content, gpu):
     found = known.measured(rows, together, f"{Path(file).name} ({device}, {when})")
     # The plan counts more of some kernels than they do: of causal attention all scores, say, of a trace's other views.
     largest = float("inf") if when == "trace" else 2
-    of_classes = ((kind, fraction, 1 + (kind == ATTENTION)) for kind, fraction in enumerate(found.fractions))
+    of_classes = (
+        (kind, fraction, 1 + (kind == ATTENTION)) for kind, fraction in enumerate(found.fractions)
+    )
     for kind, fraction, most in [*((row[0], row[2], largest) for row in rows), *of_classes]:
         if not 0 < fraction <= most:
             raise UserError(
@@ -77,7 +90,9 @@ def _shown(file, content, gpu):
 
 def _of_record(parts, together):
     """Yield the rows of a record; note in `together` what it has of a whole class. Of convolutions, channels last."""
-    for row in [row for part in parts if part["part"].startswith("efficiency") for row in part.get("rows", ())]:
+    for row in [
+        row for part in parts if part["part"].startswith("efficiency") for row in part.get("rows", ())
+    ]:
         name, fraction, sizes = row["class"], row.get("fraction"), row["sizes"]
         kind = CLASSES.get(name.split(",")[0], MEMORY)
         if name.startswith("convolution"):
@@ -93,13 +108,21 @@ def _of_record(parts, together):
 
 def _of_trace(file, events, kernels, limits) -> list:
     """Return the rows of a trace, each an operation and its kernels."""
-    operations = {event["args"].get("External id"): event for event in events if event.get("cat") == "cpu_op"}
+    operations = {
+        event["args"].get("External id"): event for event in events if event.get("cat") == "cpu_op"
+    }
     spent, rows = defaultdict(float), []
     for kernel in kernels:
         spent[kernel["args"].get("External id")] += kernel["dur"] / 1e6
     if not kernels:
-        raise UserError(f"--record {file} has no kernels of a GPU; allowed: a trace with ProfilerActivity.CUDA")
-    known = [(operations[number], seconds) for number, seconds in spent.items() if number in operations and seconds]
+        raise UserError(
+            f"--record {file} has no kernels of a GPU; allowed: a trace with ProfilerActivity.CUDA"
+        )
+    known = [
+        (operations[number], seconds)
+        for number, seconds in spent.items()
+        if number in operations and seconds
+    ]
     if not any("Input Dims" in operation["args"] for operation, _ in known):
         raise UserError(
             f"--record {file} has no shapes; allowed: a trace of torch.profiler.profile(record_shapes=True)"
@@ -120,14 +143,22 @@ def _work(name, args) -> list | None:
     tensors = [(shape, BYTES[kind]) for shape, kind in given if kind in BYTES and shape]
     if not tensors or name.startswith(("_foreach", "_fused")):
         return None
-    shapes, operations, kind, half = [shape for shape, _ in tensors], 0, MEMORY, "c10::" in args["Input type"][0]
+    shapes, operations, kind, half = (
+        [shape for shape, _ in tensors],
+        0,
+        MEMORY,
+        "c10::" in args["Input type"][0],
+    )
     written = 0 if name in ("copy_", "sum", "mean") else prod(shapes[0])
     if re.search("mm(_|$)", name):
         kind, written = PRODUCT, prod(shapes[-2][:-1]) * shapes[-1][-1]
         operations = 2 * written * shapes[-2][-1]
     elif "attention" in name:  # heads may stand before or after the positions, of which there are more
         backward = "backward" in name
-        kind, operations = ATTENTION, (10 if backward else 4) * prod(shapes[0]) * max(shapes[1 + backward][1:3])
+        kind, operations = (
+            ATTENTION,
+            (10 if backward else 4) * prod(shapes[0]) * max(shapes[1 + backward][1:3]),
+        )
     elif "convolution" in name:
         kind = CONVOLUTION if half else CONVOLUTION_32
         written, operations = _of_convolution(name, shapes, args)
@@ -143,7 +174,8 @@ def _of_convolution(name, shapes, args) -> tuple:
         gradient, x, weight, *_ = shapes
         return prod(x) + prod(weight), 2 * sum(lists[-1][:2]) * prod(gradient) * prod(weight[1:])
     (x, weight, *_), (one, other, dilation, *_) = shapes, lists
-    stride, padding = (one, other) if name in ("convolution", "_convolution") else (other, one)  # cuDNN pads first
+    # cuDNN pads first
+    stride, padding = (one, other) if name in ("convolution", "_convolution") else (other, one)
     places = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     out = x[0] * weight[0] * prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in places)
     return out, 2 * out * prod(weight[1:])

@@ -145,8 +145,10 @@ class Prediction(NamedTuple):
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
     spread: float = 0.0  # of the seconds, to either side, as a fraction
-    most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
-    moved: float = 0.0  # bytes that go between this device and its host in a step, and the least seconds it takes
+    # -> samples of the largest batch that fits; None where that cannot be told
+    most: Callable = lambda: None
+    # bytes that go between this device and its host in a step, and the least seconds it takes
+    moved: float = 0.0
     least: float = 0.0
     updating: float = 0.0  # seconds of the host's update, and bytes in the memory of each node's host
     on_host: float = 0.0

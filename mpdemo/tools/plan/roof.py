@@ -9,7 +9,8 @@ from mpdemo.tools.plan.gpus import GPUS
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
-UPDATES = {"sgd": 3, "momentum": 8, "adamw": 20}  # values that PyTorch's default (foreach) moves per parameter
+# values that PyTorch's default (foreach) moves per parameter
+UPDATES = {"sgd": 3, "momentum": 8, "adamw": 20}
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 
 

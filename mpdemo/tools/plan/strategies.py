@@ -48,9 +48,12 @@ COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is wr
     "sending_ms": ("communication\n(ms)", "{:,.1f}"),
     "flags": ("flags of\ntrain_gpt.py", "{}"),
 }
-NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")  # columns that are always shown; those that are no numbers
-COUNTED = "memory_mib", "peaks_compared", "stages_mib", "messages_mib", "sending_ms"  # of a row that is planned
-TIMED = "seconds", "spread", "runs_compared", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
+# columns that are always shown; those that are no numbers
+NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")
+# of a row that is planned
+COUNTED = "memory_mib", "peaks_compared", "stages_mib", "messages_mib", "sending_ms"
+# of a row
+TIMED = "seconds", "spread", "runs_compared", "per_second", "mfu", "speed_up", "gpu_hours", "price"
 LORA = ", LoRA"
 NOTHING = "none: more devices, or larger ones"
 
@@ -89,7 +92,8 @@ def compare(request: PlanRequest) -> list[Strategy]:
         try:
             known = _runs(request, rule.answer)  # what was compared with none has no interval
             predicted = own.with_spread(request, rule.find) if known else rule.find(request)
-            result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
+            # numpy's is no JSON
+            result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))
         except NotNeeded:
             continue
         except NotPlanned as error:
@@ -203,7 +207,8 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     spread puts them, and communication is hidden behind the computation but for a first gather or a last reduction,
     and inside blocks.
     """
-    rows = [row for row in as_rows(request, strategies) if row["memory_mib"]]  # a note says why there is no number
+    # a note says why there is no number
+    rows = [row for row in as_rows(request, strategies) if row["memory_mib"]]
     for number, row in enumerate(rows):
         over = row["memory_mib"] - request.limit / MIB
         row["mark"] = "->" if number == 0 and row["fits"] else ""
@@ -214,8 +219,13 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     asked = {"gpu_hours": request.total, "price": request.price}
     columns = [name for name in COLUMNS if asked.get(name, True)]
     headers = [COLUMNS[name][0].format(unit=request.model.unit[0]) for name in columns]
-    texts = [["" if row[name] is None else COLUMNS[name][1].format(row[name]) for name in columns] for row in rows]
-    return _as_wide_as_the_terminal(texts, headers, ["left" if name in TEXTS else "right" for name in columns])
+    texts = [
+        ["" if row[name] is None else COLUMNS[name][1].format(row[name]) for name in columns]
+        for row in rows
+    ]
+    return _as_wide_as_the_terminal(
+        texts, headers, ["left" if name in TEXTS else "right" for name in columns]
+    )
 
 
 def _milliseconds(row) -> str:
@@ -229,7 +239,9 @@ def _as_wide_as_the_terminal(rows, headers, alignment) -> str:
         if "published" in "".join(headers[columns : columns + 1]):
             continue  # no time without what it was compared with
         shown = [row[:columns] for row in rows]
-        text = tabulate(shown, headers[:columns], "simple", disable_numparse=True, colalign=alignment[:columns])
+        text = tabulate(
+            shown, headers[:columns], "simple", disable_numparse=True, colalign=alignment[:columns]
+        )
         if terminal.width() is None or max(map(len, text.splitlines())) <= terminal.width():
             break
     more = [" ".join(header.split()) for header in headers[columns:]]

@@ -13,18 +13,41 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from mpdemo.tools.plan.loading import LARGEST_READ
 
 aten = torch.ops.aten
-PRODUCTS = (  # what takes long and is not large: matrix products, convolutions and attention, but no scores of its own
+# what takes long and is not large: matrix products, convolutions and attention, but no scores of its own
+PRODUCTS = (
     *(aten.mm.default, aten.addmm.default, aten.convolution.default),
     aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
-    *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
+    *(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "qkv_proj",
+        "wq",
+        "wk",
+        "wv",
+        "wqkv",
+        "qkv",
+        "query",
+        "key",
+        "value",
+        "c_attn",
+    ),
     *("gate_proj", "up_proj", "gate_up_proj", "gate", "up", "w1", "w3", "fc1", "c_fc", "linear1"),
 }
 ROWS = {"o_proj", "wo", "out_proj", "proj", "c_proj", "out", "down_proj", "down", "w2", "fc2", "linear2"}
 ATTENTION = {"q_proj", "qkv_proj", "wq", "wqkv", "qkv", "query", "c_attn"}
 HEADS = (  # names of the numbers of heads
-    *("num_heads", "num_kv_heads", "num_key_value_heads", "num_attention_heads", "n_heads", "n_kv_heads", "n_head"),
+    *(
+        "num_heads",
+        "num_kv_heads",
+        "num_key_value_heads",
+        "num_attention_heads",
+        "n_heads",
+        "n_kv_heads",
+        "n_head",
+    ),
     *("n_kv_head", "n_local_heads", "heads", "kv_heads", "nhead"),
 )
 
@@ -80,25 +103,35 @@ def split_layers(layers, parts) -> list:
     by_rows = []
     for owner in [part for layer in layers for part in layer.modules()]:
         linears = {name: child for name, child in owner.named_children() if isinstance(child, nn.Linear)}
-        columns, rows = (sorted(name for name in linears if name.lower() in names) for names in (COLUMNS, ROWS))
+        columns, rows = (
+            sorted(name for name in linears if name.lower() in names) for names in (COLUMNS, ROWS)
+        )
         if isinstance(owner, nn.MultiheadAttention):
-            raise NoVariant("nn.MultiheadAttention has query, key and value in one parameter, which is no Linear")
+            raise NoVariant(
+                "nn.MultiheadAttention has query, key and value in one parameter, which is no Linear"
+            )
         if bool(columns) != bool(rows):
             alone, other = (columns, "o_proj, down_proj") if columns else (rows, "q_proj, up_proj")
-            raise NoVariant(f"{type(owner).__name__} has {', '.join(alone)} and no Linear like {other} beside it")
+            raise NoVariant(
+                f"{type(owner).__name__} has {', '.join(alone)} and no Linear like {other} beside it"
+            )
         if ATTENTION & {name.lower() for name in columns}:
             _share_heads(owner, parts)
         for name in columns + rows:
             setattr(owner, name, _part(name, linears[name], parts))
         by_rows += [owner.get_submodule(name) for name in rows]
     if not by_rows:
-        raise NoVariant("its blocks have no Linears that are named like q_proj, o_proj, up_proj and down_proj")
+        raise NoVariant(
+            "its blocks have no Linears that are named like q_proj, o_proj, up_proj and down_proj"
+        )
     return by_rows
 
 
 def in_words(layers) -> str:
     """Say how the Linears of these layers would be split, for a model that does not run so."""
-    parts = [(name.rpartition(".")[2], part) for layer in layers for name, part in layer.named_modules() if name]
+    parts = [
+        (name.rpartition(".")[2], part) for layer in layers for name, part in layer.named_modules() if name
+    ]
     names = {name for name, part in parts if isinstance(part, nn.Linear)}
     columns, rows = (sorted(name for name in names if name.lower() in known) for known in (COLUMNS, ROWS))
     whole = sorted(names.difference(columns, rows)) or ["none"]
@@ -118,7 +151,9 @@ def _part(name, linear, parts):
         raise NoVariant(f"{name} has {width} {what}, which do not divide by {parts}")
     size = (linear.in_features, width // parts) if by_columns else (width // parts, linear.out_features)
     kind = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-    return nn.Linear(*size, bias=linear.bias is not None, **kind).requires_grad_(linear.weight.requires_grad)
+    return nn.Linear(*size, bias=linear.bias is not None, **kind).requires_grad_(
+        linear.weight.requires_grad
+    )
 
 
 def _share_heads(owner, parts):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpdemo import foreign
 from mpdemo.errors import UserError, did_you_mean, one_line
-from mpdemo.tools.same.compare import TABLE
+from mpdemo.tools.same.finding import TABLE
 
 NAME = "same.toml"
 
@@ -25,7 +25,9 @@ def reasons(script) -> dict:
     found, codes = data.pop("accepted", None), [row["code"] for row in TABLE.values()]
     if data or not isinstance(found, dict):
         what = f"holds {', '.join(data)}" if data else "has no table [accepted]"
-        raise UserError(f'{places[0]} {what}; allowed: [accepted], and below it lines such as S101 = "the reason"')
+        raise UserError(
+            f'{places[0]} {what}; allowed: [accepted], and below it lines such as S101 = "the reason"'
+        )
     for code, reason in found.items():
         if code not in codes:
             raise UserError(f"{places[0]}: {code!r} is the code of no finding{did_you_mean(code, codes)}")
@@ -40,10 +42,14 @@ def set_aside(verdicts, reasons) -> list:
         found = {kind: [(f, f.record()) for f in verdict[kind]] for kind in ("findings", "harmless")}
         rows = [row for pairs in found.values() for _, row in pairs if row["code"] in reasons]
         verdict["accepted"] = [row | {"reason": reasons[row["code"]]} for row in rows]
-        verdict |= {kind: [f for f, row in pairs if row["code"] not in reasons] for kind, pairs in found.items()}
+        verdict |= {
+            kind: [f for f, row in pairs if row["code"] not in reasons] for kind, pairs in found.items()
+        }
         if found["findings"] and not verdict["findings"]:
             verdict |= {"verdict": "accepted", "said": f"{verdict['said']}, as {NAME} accepts"}
-    return [code for code in reasons if not any(row["code"] == code for v in verdicts for row in v["accepted"])]
+    return [
+        code for code in reasons if not any(row["code"] == code for v in verdicts for row in v["accepted"])
+    ]
 
 
 def told(row) -> str:
@@ -53,4 +59,6 @@ def told(row) -> str:
 
 def stale(record) -> list:
     """Return a line for each code that is accepted and was not found."""
-    return [f"{NAME} accepts {code}, which is not found any more: take it out" for code in record["unmatched"]]
+    return [
+        f"{NAME} accepts {code}, which is not found any more: take it out" for code in record["unmatched"]
+    ]

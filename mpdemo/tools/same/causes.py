@@ -5,7 +5,7 @@ A cause is named only if it was measured: what DDP averages, in which microbatch
 
 import math
 
-from mpdemo.tools.same.compare import Finding, apart, distance, norm, shown
+from mpdemo.tools.same.finding import Finding, apart, distance, norm, shown
 
 EQUAL = 1e-5  # relative: ranks that did the same arithmetic
 FIT = 2e-3  # of a gradient may be left where it is a weighted mean of others
@@ -84,7 +84,9 @@ def skipped(many, k):
         return None
     rank = passes.index(max(passes))
     what = f"after {max(passes)} backward passes rank {rank} has made {k + 1} steps, another after {min(passes)}"
-    return Finding("a rank skips", f"{what}: one of them leaves a batch or a step out", many.steps[k][rank]["where"])
+    return Finding(
+        "a rank skips", f"{what}: one of them leaves a batch or a step out", many.steps[k][rank]["where"]
+    )
 
 
 def without_average(many, k, what):
@@ -112,7 +114,9 @@ def outside(many, names, what):
     called = {note["number"]: note["where"] for note in many.ranks[0].of("called") if not note["wrapper"]}
     owners = {int(name.partition(":")[0]) if ":" in name else 0 for name in names}
     if len(owners) == 1 and (where := called.get(owners.pop())):
-        return Finding("second module not wrapped", f"{what}, of a module that is called without a wrapper", where)
+        return Finding(
+            "second module not wrapped", f"{what}, of a module that is called without a wrapper", where
+        )
     return Finding("parameters outside the wrapper", f"{what}, which DDP was not given", built)
 
 
@@ -124,9 +128,14 @@ def weights_of(ranks, whole):
     size = math.sqrt(sum(x * x for x in target))
     if len(target) < 2 * len(ranks) + 2 or not size or not math.isfinite(size):
         return [], 1.0
-    rows = [[sum(a * b for a, b in zip(one, other, strict=True)) for other in (*columns, target)] for one in columns]
+    rows = [
+        [sum(a * b for a, b in zip(one, other, strict=True)) for other in (*columns, target)]
+        for one in columns
+    ]
     weights = solved(rows)
-    fitted = [sum(w * column[k] for w, column in zip(weights, columns, strict=True)) for k in range(len(target))]
+    fitted = [
+        sum(w * column[k] for w, column in zip(weights, columns, strict=True)) for k in range(len(target))
+    ]
     return weights, math.sqrt(sum((a - b) ** 2 for a, b in zip(fitted, target, strict=True))) / size
 
 

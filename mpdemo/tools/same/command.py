@@ -14,7 +14,7 @@ from mpdemo import __version__, foreign
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
 from mpdemo.tools.same import accepted, resume
-from mpdemo.tools.same.compare import BY_NATURE, VERDICTS
+from mpdemo.tools.same.finding import BY_NATURE, VERDICTS
 from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.terminal import coloured, wrapped
@@ -29,13 +29,24 @@ def add_arguments(parser):
     option, some = parser.add_argument, count(1, 10**6)
     option("--processes", default="1,2", help="the first is compared with the others (default: 1,2)")
     option("--batches", type=some, default=8, help="of each epoch and loader (default: 8)")
-    option("--device", default="", choices=["cpu"], help="run a script that is written for GPUs on CPU processes")
-    option("--strict", action="store_true", help="what is printed, written or only wasteful makes it NOT the same, too")
+    option(
+        "--device",
+        default="",
+        choices=["cpu"],
+        help="run a script that is written for GPUs on CPU processes",
+    )
+    option(
+        "--strict",
+        action="store_true",
+        help="what is printed, written or only wasteful makes it NOT the same, too",
+    )
     option("--without", default="", help=f"switch off: {', '.join(BY_NATURE)}")
     option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
     option("--timeout", type=some, default=120, help="seconds without a step or batch (default: 120)")
     option("--json", default="", help="also write the verdict to this file")
-    option("--resume", action="store_true", help="stop the script twice and start it again: does it resume?")
+    option(
+        "--resume", action="store_true", help="stop the script twice and start it again: does it resume?"
+    )
     option("script", nargs=argparse.REMAINDER, metavar="-- train.py ARGS", help="run as torchrun would")
 
 
@@ -55,13 +66,28 @@ def run(args) -> tuple:
     """Run the script; return the verdict on each larger world, and what --json writes of them."""
     counts, reasons = checked(args), accepted.reasons(args.script[0])
     with Watcher(args) as watcher:
-        verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
+        verdicts = (
+            [resume.verdict(watcher, counts[-1], counts[0])]
+            if args.resume
+            else verdicts_of(watcher, counts)
+        )
     unmatched = accepted.set_aside(verdicts, reasons)
     kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
     lists = ("findings", "harmless")
-    worlds = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
-    record = {"format": FORMAT, "versions": {"mpdemo": __version__} | watcher.versions, "script": args.script}
-    return verdicts, record | {"same": kind == "same", "verdict": kind, "worlds": worlds, "unmatched": unmatched}
+    worlds = [
+        verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts
+    ]
+    record = {
+        "format": FORMAT,
+        "versions": {"mpdemo": __version__} | watcher.versions,
+        "script": args.script,
+    }
+    return verdicts, record | {
+        "same": kind == "same",
+        "verdict": kind,
+        "worlds": worlds,
+        "unmatched": unmatched,
+    }
 
 
 def arguments(script, args, options) -> argparse.Namespace:
@@ -71,7 +97,9 @@ def arguments(script, args, options) -> argparse.Namespace:
     found = parser.parse_args(["--", str(script), *map(str, args)])
     known = [name for name in vars(found) if name not in ("script", "json")]
     if unknown := sorted(options.keys() - set(known)):
-        raise UserError(f"no option {unknown[0]!r}; allowed: {', '.join(known)}{did_you_mean(unknown[0], known)}")
+        raise UserError(
+            f"no option {unknown[0]!r}; allowed: {', '.join(known)}{did_you_mean(unknown[0], known)}"
+        )
     vars(found).update(options)
     return found
 
@@ -84,8 +112,14 @@ def checked(args) -> list:
     if not Path(args.script[0]).is_file():
         raise UserError(f"script {args.script[0]!r} is no file; give the path of a Python script")
     words = args.processes.split(",")
-    if not all(re.fullmatch(r" *0*[1-9][0-9]{0,8} *", word) for word in words) or len(words) < 2 and not args.resume:
-        raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
+    if (
+        not all(re.fullmatch(r" *0*[1-9][0-9]{0,8} *", word) for word in words)
+        or len(words) < 2
+        and not args.resume
+    ):
+        raise UserError(
+            f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2"
+        )
     counts = [int(word) for word in words]
     gpus = not args.device and gpus_here()
     if max(counts) > (here := gpus or len(os.sched_getaffinity(0))):
@@ -115,7 +149,9 @@ def told(verdict) -> list:
     """Return what is said of a verdict, the verdict itself first."""
     lines = [*verdict["findings"], *map(accepted.told, verdict.get("accepted", []))]
     if verdict["harmless"]:
-        lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]
+        lines += [
+            "  Besides, without a change of the training:" if lines else "  The training is the same, but:"
+        ]
         lines += verdict["harmless"]
     notes = [f"  {note}" for note in verdict["notes"]]
     return [f"{verdict['processes']} processes: {verdict['said']}", *map(str, lines), *notes]

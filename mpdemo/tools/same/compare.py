@@ -1,75 +1,12 @@
-"""What can be found, and what is wrong with data, model, messages, files and log of several ranks."""
+"""What is wrong with data, model, messages, files and log of several ranks."""
 
 import itertools
 import math
-import tomllib
 from collections import Counter
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from mpdemo.errors import one_line
+from mpdemo.tools.same.finding import BY_NATURE, Finding, distance, norm, shown, tolerance
 
-DATA = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
-TABLE, BY_NATURE, GIVEN, VERDICTS = (DATA[name] for name in ("found", "by nature", "given", "verdicts"))
-TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative; of other dtypes 2e-4
 SHARED = 0.2  # of a step's rows: more is no chance
-
-
-@dataclass
-class Finding:
-    """One thing that is not as it should be."""
-
-    name: str
-    what: str
-    where: str = ""  # the line of the reader's files that makes it, where one is known
-
-    def has(self, mark) -> bool:
-        """Whether its row in the table has a mark."""
-        return TABLE[self.name].get(mark, False)
-
-    def record(self) -> dict:
-        """Return it for the JSON file; a script may print anything, and files may have any name."""
-        return {name: one_line(text) for name, text in asdict(self).items()} | TABLE[self.name]
-
-    def __str__(self):
-        record = self.record()
-        record["line"] = f"\n    Line: {record['where']}" * bool(self.where)
-        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {section})".format(**record)
-
-
-def distance(a, b) -> float:
-    """Return the relative difference of two numbers."""
-    return abs(a - b) / max(abs(a), abs(b), 1e-12)
-
-
-def tolerance(*worlds) -> float:
-    """Return what rounding may change, by the least precise dtype seen."""
-    return max(TOLERANCE.get(name, 2e-4) for world in worlds for name in world.names("dtype") | {"float32"})
-
-
-def norm(sketches) -> float:
-    """Return the norm of some tensors together."""
-    return math.sqrt(sum(values[0] for values in sketches.values()))
-
-
-def apart(a, b, share=0.1) -> tuple:
-    """Return how far the tensors of two sketches are from each other, relative to their norm, and the farthest name.
-
-    A tensor that is small beside the others is measured by a share of them, or rounding would decide.
-    """
-    total, farthest = max(norm(a), 1e-12), (0.0, "")
-    for name in a.keys() & b.keys():
-        off = max(abs(a[name][1] - b[name][1]), abs(a[name][2] - b[name][2]))
-        relative = off / (math.sqrt(a[name][0]) + share * total)
-        if not relative <= farthest[0]:  # it may be no number
-            farthest = relative, name
-    return farthest
-
-
-def shown(names) -> str:
-    """Return the first names as text."""
-    first = ", ".join(list(names)[:4])
-    return f"{first} ..." if len(names) > 4 else first
 
 
 def not_distributed(many) -> Finding | None:
@@ -87,7 +24,9 @@ def of_data(one, many):
         yield Finding("samples not shared", f"rank {other[1]} trains on other samples than rank {other[0]}")
         return
     trained = {ranks[0]["number"] for ranks in many.steps}
-    passes = [[note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas]
+    passes = [
+        [note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas
+    ]
     if many.loader is None or not all(passes):
         yield from of_rows(one, many)
         return
@@ -143,7 +82,9 @@ def leaked(world) -> int:
     """Return how many samples are used for both training and validation."""
     drawn = {True: set(), False: set()}
     for note in (note for rank in world.replicas for note in rank.of("pass")):
-        drawn[note["loader"] == world.loader] |= {(note["root"], str(k)) for batch in note["samples"] for k in batch}
+        drawn[note["loader"] == world.loader] |= {
+            (note["root"], str(k)) for batch in note["samples"] for k in batch
+        }
     return len(drawn[True] & drawn[False])
 
 
@@ -155,7 +96,10 @@ def of_rows(one, many):
     yield from of_size(many, alone, together)
     shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in many.rows]
     if min(shared) > 0.99:
-        yield Finding("no sampler", f"all {many.processes} ranks train on the same rows in each of {len(shared)} steps")
+        yield Finding(
+            "no sampler",
+            f"all {many.processes} ranks train on the same rows in each of {len(shared)} steps",
+        )
         return
     if (mean := sum(shared) / len(shared)) > SHARED:
         yield Finding("another order per rank", f"two ranks share {100 * mean:.0f} % of the rows of a step")
@@ -199,13 +143,17 @@ def of_model(one, many):
     models = [note for rank in many.ranks for note in rank.of("model")]
     missing = in_all([note["missing"] for note in models])
     if missing and all(note["strange"] == note["held"] for note in models):
-        yield Finding("optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}")
+        yield Finding(
+            "optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}"
+        )
         return
     if not any(norms):
         yield Finding("every gradient zero", f"in all {len(many.steps)} steps: nothing is trained")
         return
     if stands_still(many):
-        yield Finding("no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are")
+        yield Finding(
+            "no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are"
+        )
     if missing:
         yield Finding("parameters in no optimizer", shown(missing))
     if unused := never_used(one, in_all([note["unused"] for note in models])):
@@ -214,7 +162,9 @@ def of_model(one, many):
 
 def never_used(world, names) -> list:
     """Return those of the parameters that have no gradient but 0 in any step."""
-    used = {name for ranks in world.steps for rank in ranks for name, value in rank["largest"].items() if value}
+    used = {
+        name for ranks in world.steps for rank in ranks for name, value in rank["largest"].items() if value
+    }
     return [name for name in names if name not in used]
 
 
@@ -242,7 +192,9 @@ def of_chance(one, many, kind) -> Finding | bool:
         by_row = [line for line in alike if alone[line] >= 1.5 * sizes[line]]
         if by_row and many.steps and many.rows[0][a] != many.rows[0][b]:
             what = f"{BY_NATURE[kind]}: rank {a} and rank {b} draw the same for different rows ({shown(by_row)})"
-            return Finding("same random numbers", what, many.replicas[a].names("seeded at")[-1] or by_row[0])
+            return Finding(
+                "same random numbers", what, many.replicas[a].names("seeded at")[-1] or by_row[0]
+            )
     return apart
 
 
@@ -251,11 +203,16 @@ def of_messages(many):
     steps = [ranks[0]["parts"] for ranks in many.steps if len(ranks[0]["parts"]) > 1]
     if not steps or many.parts() == 1 or len(many.replicas) == 1:
         return
-    sent = [[{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts] for parts in steps]
+    sent = [
+        [{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts]
+        for parts in steps
+    ]
     every = all(part["synced"] for parts in steps for part in parts)
     if every or all(parts[0] and all(part == parts[0] for part in parts) for parts in sent):
         how = "DDP averages" if every else f"{sum(sent[0][0].values())} messages are sent"
-        yield Finding("accumulation saves nothing", f"{how} in each of the {len(steps[0])} microbatches of a step")
+        yield Finding(
+            "accumulation saves nothing", f"{how} in each of the {len(steps[0])} microbatches of a step"
+        )
 
 
 def of_files(many):
@@ -263,16 +220,27 @@ def of_files(many):
     times = Counter(name for rank in many.ranks for name in set(rank.names("file")))
     if twice := sorted(name for name, number in times.items() if number > 1):
         places = [rank.names("file at") for rank in many.ranks]
-        yield Finding("same file from every rank", shown(twice), next((p for p in places[-1] if p in places[0]), ""))
+        yield Finding(
+            "same file from every rank", shown(twice), next((p for p in places[-1] if p in places[0]), "")
+        )
 
 
 def of_log(one, many):
     """Yield whether what is printed differs although the training is the same."""
-    for (name, a, half), (other, b, _) in zip(one.ranks[0].printed(), many.ranks[0].printed(), strict=False):
-        if name != other or abs(a - b) <= 2 * half or distance(a, b) <= tolerance(one, many) or is_last(one, a, half):
+    for (name, a, half), (other, b, _) in zip(
+        one.ranks[0].printed(), many.ranks[0].printed(), strict=False
+    ):
+        if (
+            name != other
+            or abs(a - b) <= 2 * half
+            or distance(a, b) <= tolerance(one, many)
+            or is_last(one, a, half)
+        ):
             continue
         what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
-        sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
+        sizes = {
+            len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]
+        }
         if "loss" not in name.lower():
             yield Finding("printed metric differs", what)
         elif len(sizes) > 1 and distance(a, b) < 0.01:
@@ -286,5 +254,10 @@ def of_log(one, many):
 def is_last(one, printed, half) -> bool:
     """Whether a printed loss is that of the last part of a batch alone, with one process too."""
     parts = [[part["loss"] for part in ranks[0]["parts"]] for ranks in one.steps]
-    last = [losses[-1] * factor for losses in parts if len(losses) > 1 and losses[-1] for factor in (1, len(losses))]
+    last = [
+        losses[-1] * factor
+        for losses in parts
+        if len(losses) > 1 and losses[-1]
+        for factor in (1, len(losses))
+    ]
     return any(abs(loss - printed) <= 2 * half for loss in last)

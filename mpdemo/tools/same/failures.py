@@ -5,11 +5,13 @@ import itertools
 import re
 from pathlib import Path
 
-from mpdemo.tools.same.compare import Finding
+from mpdemo.tools.same.finding import Finding
 
-AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}  # a rank that waits in them has left the loop
+# a rank that waits in them has left the loop
+AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}
 LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
-MISFIT = ("EnforceNotMet", "op.preamble", "gloo/", "terminate called", "exit status -")  # of collectives, in gloo
+# of collectives, in gloo
+MISFIT = ("EnforceNotMet", "op.preamble", "gloo/", "terminate called", "exit status -")
 BATCH = re.compile(r"batch (\d+)")
 
 
@@ -60,7 +62,11 @@ def other_calls(many):
             odd = 0 if made[0][0] != "backward" else rank  # a collective that only some make
             name = "a rank skips" if same else "collectives differ"
             more = len(many.ranks[odd].of("end of data")) > len(many.ranks[rank - odd].of("end of data"))
-            if more and made[rank - odd][0] == "backward" and has_left_loop(many, calls[odd], calls[rank - odd]):
+            if (
+                more
+                and made[rank - odd][0] == "backward"
+                and has_left_loop(many, calls[odd], calls[rank - odd])
+            ):
                 what = f"rank {odd} has left the loop and {doing(calls[odd])}, rank {rank - odd} is still in it"
                 return Finding("unequal steps", what, calls[rank - odd]["where"])
             return Finding(name, f"in call {k + 1}, {said[0]}, where {said[1]}", calls[odd]["where"])
@@ -75,14 +81,18 @@ def has_left_loop(many, call, backward) -> bool:
     path = Path(many.order["cwd"]) / file
     if not file or file != other or not path.is_file():
         return False
-    loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.For | ast.While)]
+    loops = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.For | ast.While)
+    ]
     around = [loop for loop in loops if loop.lineno <= int(within) <= loop.end_lineno]
     return bool(around) and not around[-1].lineno <= int(line) <= around[-1].end_lineno
 
 
 def doing(call) -> str:
     """Say what a rank does in a call."""
-    what = f"goes back for {call['of'] or 'a loss'}" if call["name"] == "backward" else f"calls {call['name']}"
+    what = (
+        f"goes back for {call['of'] or 'a loss'}" if call["name"] == "backward" else f"calls {call['name']}"
+    )
     shape = f" of {call['of']}" if call["of"] and call["name"] != "backward" else ""
     return f"{what}{shape} ({call['where']})"
 
@@ -93,7 +103,9 @@ def left_early(many):
     if not ended or many.how == "ended" and not any(text in many.error for text in LEFT + MISFIT):
         return None
     other = next(rank for rank in range(many.processes) if rank not in ended)
-    what = f"rank {ended[0]} ends after {len(many.ranks[ended[0]].steps)} steps, and rank {other} waits for it"
+    what = (
+        f"rank {ended[0]} ends after {len(many.ranks[ended[0]].steps)} steps, and rank {other} waits for it"
+    )
     last = many.ranks[other].of("call")
     return Finding("a rank leaves early", what, last[-1]["where"] if last else "")
 
@@ -106,6 +118,11 @@ def waiting(many):
         return Finding("fails with several", what, last["where"] if last else many.error_line)
     waits = [rank.waits(many.folder) for rank in many.ranks]
     where = ", ".join(f"rank {k} waits in {name} ({line})" for k, (name, line) in enumerate(waits) if line)
-    what = f"nothing new for {many.order['limit']} s after {len(many.steps)} steps; {where}".removesuffix("; ")
-    names, line = {name for name, _ in waits}, next((line for _, line in waits if line), "").replace(" line ", ":")
+    what = f"nothing new for {many.order['limit']} s after {len(many.steps)} steps; {where}".removesuffix(
+        "; "
+    )
+    names, line = (
+        {name for name, _ in waits},
+        next((line for _, line in waits if line), "").replace(" line ", ":"),
+    )
     return Finding("a rank leaves early" if len(names) > 1 and names & AFTER else "hangs", what, line)

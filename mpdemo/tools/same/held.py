@@ -2,7 +2,7 @@
 
 import math
 
-from mpdemo.tools.same.compare import Finding, shown, tolerance
+from mpdemo.tools.same.finding import Finding, shown, tolerance
 
 SAME = 1e-5  # relative: the same arithmetic
 SHARE = 0.1
@@ -42,7 +42,8 @@ def before(one, many, k) -> list:
     for place in (k, k - 1)[: 1 + bool(k)]:
         alone, *ranks = (kinds(step, *names) for step in (one.steps[place][0], *many.steps[place]))
         found = other(ranks[0], ranks[-1], SAME) + other(alone, ranks[0], 10 * tolerance(one, many))
-        found = [name for name in found if name in alone and alone[name][3] == ranks[0][name][3]]  # no part of a batch
+        # no part of a batch
+        found = [name for name in found if name in alone and alone[name][3] == ranks[0][name][3]]
         if found := [name for name in dict.fromkeys(found) if not name.endswith(STATISTICS)]:
             return found
     return []
@@ -56,7 +57,11 @@ def of_state(one, many):
     alone, *ranks = one.steps[count - 1][0], *many.steps[count - 1]
     limit = 10 * tolerance(one, many)
     copies = other(kinds(alone, "copies"), kinds(ranks[0], "copies"), limit)
-    common = [name for name in copies if name not in other(kinds(ranks[0], "copies"), kinds(ranks[-1], "copies"), SAME)]
+    common = [
+        name
+        for name in copies
+        if name not in other(kinds(ranks[0], "copies"), kinds(ranks[-1], "copies"), SAME)
+    ]
     if common:
         what = f"after step {count} {shown(common)} have other values than with one process"
         yield Finding("copy of the weights differs", what, ranks[0]["where"])
@@ -72,7 +77,9 @@ def of_saved(one, many):
     for key, note in saves(many).items():
         if key in alone and (difference := contents(alone[key]["state"], note["state"], limit)):
             yield Finding(
-                "file of tensors differs", f"{key[0]}, saved after step {key[1]}: {difference}", note["where"]
+                "file of tensors differs",
+                f"{key[0]}, saved after step {key[1]}: {difference}",
+                note["where"],
             )
             return
 
@@ -97,7 +104,9 @@ def lost(whole, again, place, k):
     expected, found = whole.steps[place + k][0], again.steps[k][0]
     names = other(kinds(expected, "buffers", "copies"), kinds(found, "buffers", "copies"), SAME)
     if names:
-        return Finding("state not restored", f"{shown(names)} differ in step {place + k + 1}", found["where"])
+        return Finding(
+            "state not restored", f"{shown(names)} differ in step {place + k + 1}", found["where"]
+        )
     return None
 
 

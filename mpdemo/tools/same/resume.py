@@ -8,7 +8,7 @@ import shutil
 import signal
 
 from mpdemo.tools.same import held
-from mpdemo.tools.same.compare import Finding, apart, distance
+from mpdemo.tools.same.finding import Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
 EPOCHS = 3
@@ -23,7 +23,9 @@ def verdict(watcher, processes, other) -> dict:
     killed = StoppedTwice(run, whole, signal.SIGKILL, first_stop(whole))
     series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
     if not whole.ranks[0].of("start")[0]["handler"]:
-        notes.append("the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone")
+        notes.append(
+            "the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone"
+        )
     elif killed.places:
         series.append(stopped_by_a_warning(run, whole, watcher.args.batches))
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
@@ -35,9 +37,14 @@ def verdict(watcher, processes, other) -> dict:
             error = "" if elsewhere.steps else elsewhere.error
             what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what))
-    said = "resumes once as it should, but NOT a second time" if second else "resumes as if it had never stopped"
+    said = (
+        "resumes once as it should, but NOT a second time"
+        if second
+        else "resumes as if it had never stopped"
+    )
     said = "does NOT resume as it should" if first else said
-    findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]  # each name once
+    # each name once
+    findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
     record = {"processes": processes, "said": said, "findings": findings, "harmless": [], "table": rows}
     notes += sum((stopped.notes for stopped in series), [])
     return record | {"verdict": "not the same" if findings else "same", "notes": notes}
@@ -48,7 +55,8 @@ def uninterrupted(watcher, processes) -> tuple:
     run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
     whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
     refuse(whole)
-    if not whole.names("file"):  # many save every some hundred steps only: run until one would have saved twice
+    # many save every some hundred steps only: run until one would have saved twice
+    if not whole.names("file"):
         longer = {"batches": LONGER * usual}
         run, more = functools.partial(run, **longer), longer | {"beyond": 2 * usual}
         whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
@@ -95,7 +103,9 @@ class StoppedTwice:
         if self.number == signal.SIGTERM and begin < done:
             self.notes.append(f"SIGTERM saves nothing: {done - begin} steps are lost")
         if len(again.steps) < more and again.error:
-            self.found[0].append(Finding("fails on resume", f"in the first resume after {name}, {again.error}"))
+            self.found[0].append(
+                Finding("fails on resume", f"in the first resume after {name}, {again.error}")
+            )
         elif len(again.steps) < more or end >= len(self.whole.steps):
             self.notes.append(f"{name} comes too late to stop it a second time")
         else:
@@ -121,7 +131,9 @@ class StoppedTwice:
         begin, kept = self.places
         if (kept < end and saves) if self.number == signal.SIGTERM else (kept == begin and long):
             what = f"the first resume leaves none when {self.number.name} stops it after step {end}"
-            self.found[1].append(Finding("no checkpoint", f"{what}: the second begins with the weights of step {kept}"))
+            self.found[1].append(
+                Finding("no checkpoint", f"{what}: the second begins with the weights of step {kept}")
+            )
 
 
 def steps_of_epoch(whole) -> int:
@@ -181,7 +193,8 @@ def in_step(whole, again, place, k) -> Finding | None:
     if place + k >= len(expected) and rows[0] != rows[1] and all(rows) and not again.names("chance"):
         return Finding("another order after resume", f"other rows enter the model {where}", line)
     sums = whole.sums[place + k], again.sums[k]
-    if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
+    # the last step has changed them in another way
+    if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:
         return Finding("optimizer not restored", f"the weights differ {where}", line)
     if any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
         what = f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
@@ -191,7 +204,9 @@ def in_step(whole, again, place, k) -> Finding | None:
     off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
     if off > EQUAL:
         what = f"the gradient of {name} differs {where}"
-        return Finding("random state not restored" if again.names("chance") else "weights not restored", what, line)
+        return Finding(
+            "random state not restored" if again.names("chance") else "weights not restored", what, line
+        )
     return None
 
 
@@ -210,7 +225,8 @@ def printed(whole, again, place):
     expected, losses = whole.ranks[0].printed(), again.ranks[0].printed()
     if not losses or not expected:
         return None
-    longer = place + len(again.steps) > len(whole.steps)  # it may print nothing before the uninterrupted run ends
+    # it may print nothing before the uninterrupted run ends
+    longer = place + len(again.steps) > len(whole.steps)
     for offset in range(len(expected) + longer):
         pairs = list(zip(expected[offset:], losses, strict=False))
         if all(name == other and abs(a - b) <= 2 * half for (name, a, half), (other, b, _) in pairs):

@@ -6,7 +6,7 @@ whatever the samples. On equal rows the steps of one process are the same, or a 
 
 from mpdemo.tools.same import causes, held
 from mpdemo.tools.same.causes import EQUAL, differing, line_of, own_gradient
-from mpdemo.tools.same.compare import Finding, apart, distance, norm, shown, tolerance
+from mpdemo.tools.same.finding import Finding, apart, distance, norm, shown, tolerance
 
 SCALED = ("gradients summed", "gradients divided twice", "gradient scaled")  # found in the ranks alone
 BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
@@ -29,7 +29,9 @@ def other_batches(many, k):
     """Return whether the ranks train on batches of other numbers in a step of one batch."""
     ranks = [rank.steps[k] for rank in many.replicas]
     drawn = [step["taken"] for step in ranks]
-    one_pass = len({(step["loader"], step["number"]) for step in ranks}) == 1 and ranks[0]["loader"] is not None
+    one_pass = (
+        len({(step["loader"], step["number"]) for step in ranks}) == 1 and ranks[0]["loader"] is not None
+    )
     if not one_pass or len(set(drawn)) == 1 or any(len(step["parts"]) != 1 for step in ranks):
         return None
     said = ", ".join(f"rank {rank} with its batch {number}" for rank, number in enumerate(drawn))
@@ -52,7 +54,10 @@ def other_weights(many, k):
     names = differing(ranks)
     if not names:
         return None
-    norms, who = ", ".join(f"{norm(rank):.6g}" for rank in ranks), "tensor parallel ranks" * bool(many.names("tensor"))
+    norms, who = (
+        ", ".join(f"{norm(rank):.6g}" for rank in ranks),
+        "tensor parallel ranks" * bool(many.names("tensor")),
+    )
     what = f"before step {k + 1} {who or 'the ranks'} have other values of {shown(names)} (norms of all {norms})"
     if k and (skip := causes.skipped(many, k)):
         return skip
@@ -116,7 +121,11 @@ def of_steps(one, many, turned=None) -> Finding | None:
         if not off <= allowed:
             return cause_of_gradient(one, many, k, name, said)
         allowed = max(limit, GROWTH * off)
-    if len(one.steps) != len(many.steps) and one.how == many.how == "ended" and not many.names("more epochs"):
+    if (
+        len(one.steps) != len(many.steps)
+        and one.how == many.how == "ended"
+        and not many.names("more epochs")
+    ):
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
         return Finding("other steps", what, many.steps[-1][0]["where"])
     return None
@@ -129,7 +138,9 @@ def cut_off(one, many):
     """
     count = min(len(one.steps), len(many.steps))
     alone, together = (strengths(world.steps[:count]) for world in (one, many))
-    dead = [name for name, values in together.items() if len(values) > 1 and not any(values) and name in alone]
+    dead = [
+        name for name, values in together.items() if len(values) > 1 and not any(values) and name in alone
+    ]
     cut = [name for name in dead if 2 * sum(value > EQUAL for value in alone[name]) > len(alone[name])]
     if not cut:
         return None
@@ -152,12 +163,16 @@ def strengths(steps) -> dict:
 def of_rates(one, many, k, said):
     """Return what is wrong with the learning rates of a step."""
     alone, together = one.steps[k][0], many.steps[k][0]
-    pairs = [pair for pair in zip(alone["rates"], together["rates"], strict=False) if distance(*pair) > 1e-6]
+    pairs = [
+        pair for pair in zip(alone["rates"], together["rates"], strict=False) if distance(*pair) > 1e-6
+    ]
     if not pairs:
         return None
     what = said.format(f"in step {k + 1} ", *pairs[0])
     if k and together["scheduled"] == many.processes * alone["scheduled"] > 0:
-        return Finding("scheduler steps once per process", what, next(iter(many.ranks[0].names("scheduler at")), ""))
+        return Finding(
+            "scheduler steps once per process", what, next(iter(many.ranks[0].names("scheduler at")), "")
+        )
     return Finding("learning rate changes", what, many.steps[k][0]["where"])
 
 
@@ -165,7 +180,9 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
     """Name the cause of another gradient in step k."""
     norms = [norm(world.sums[k]["gradients"]) for world in (one, many)]
     what = said.format(f"in step {k + 1} the norm is ", *norms)
-    if k and (changed := apart(one.sums[k]["weights"], many.sums[k]["weights"]))[0] > 10 * tolerance(one, many):
+    if k and (changed := apart(one.sums[k]["weights"], many.sums[k]["weights"]))[0] > 10 * tolerance(
+        one, many
+    ):
         what += f"; step {k} has changed {changed[1]} in another way"
         return Finding("another update", what, many.steps[k - 1][0]["where"])
     ratio, untrained = norms[1] / max(norms[0], 1e-12), other_untrained(one, many)
@@ -175,7 +192,9 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
         if other != kind:
             what += f", and {other} with {many.processes}"
             return Finding("another module", what, line_of(many, k))
-        return Finding("BatchNorm of each rank" if batch_norm else "module over the batch", what, line_of(many, k))
+        return Finding(
+            "BatchNorm of each rank" if batch_norm else "module over the batch", what, line_of(many, k)
+        )
     if cut := many.names("no gradient"):
         what += f"; {shown(sorted(cut))} of a tensor that wants a gradient"
         return Finding("gathered without gradient", what, next(iter(many.ranks[0].names("cut at")), ""))
@@ -193,14 +212,19 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
     if loss := causes.of_loss(one, many, k, what):
         return loss
     # over how many targets each part of the step takes its mean: of each rank, of each part of a batch
-    terms = [[part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]] for world in (one, many)]
+    terms = [
+        [part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]]
+        for world in (one, many)
+    ]
     if any(len(set(of_world)) > 1 for of_world in terms):
         return Finding("mean of means", f"{what}; the parts have {terms[1]} terms", line_of(many, k))
     what += f", most of all of {name}"
     modules = {note["module"] for note in many.ranks[0].of("output")}
     same = ["the first weights", "the learning rates", *["the rows"] * any(many.in_rows)]
     same += [f"what {len(modules)} modules return for the first rows"] * bool(modules)
-    return Finding("another gradient", f"{what}: cause unknown; equal are {', '.join(same)}", line_of(many, k))
+    return Finding(
+        "another gradient", f"{what}: cause unknown; equal are {', '.join(same)}", line_of(many, k)
+    )
 
 
 def other_untrained(one, many) -> list:
@@ -231,7 +255,12 @@ def first_module(one, many, untrained):
         if key in together and not any(is_inside(name, key[0]) for name in untrained):
             (taken, gave, kind), (taken_too, gave_too, other) = alone[key], together[key]
             if near(taken, taken_too, limit / 10) and not near(gave, gave_too, limit):
-                return key[0] or "the model", kind, "BatchNorm" in kind, kind if {kind, other} <= BATCH_NORMS else other
+                return (
+                    key[0] or "the model",
+                    kind,
+                    "BatchNorm" in kind,
+                    kind if {kind, other} <= BATCH_NORMS else other,
+                )
     return None
 
 

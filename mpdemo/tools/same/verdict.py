@@ -4,8 +4,9 @@ import statistics
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import compare, held, steps
-from mpdemo.tools.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, of_log, unequal
+from mpdemo.tools.same.compare import of_log, unequal
 from mpdemo.tools.same.failures import of_failure
+from mpdemo.tools.same.finding import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm
 from mpdemo.tools.same.worlds import refuse
 
 LONGEST = 8  # epochs at most in which the ranks are compared with each other
@@ -17,7 +18,8 @@ class Comparison:
     def __init__(self, watcher, one, many, without):
         self.watcher, self.one, self.many, self.without = watcher, one, many, set(without)
         self.findings, self.notes = [], []
-        self.order = ""  # what one process was given of the several: the order of the samples, or the rows themselves
+        # what one process was given of the several: the order of the samples, or the rows themselves
+        self.order = ""
         self.compared = False
         self.reason = incomparable(one, many)  # why nothing can be said
         if not self.reason:
@@ -42,7 +44,8 @@ class Comparison:
         if all(finding.has("beside") for finding in self.findings if finding not in scaled):
             self.give_same_rows()
             found = [*self.of_both()]
-            if scaled and self.compared and not found:  # the loss is a sum, and the script divides its gradient later
+            # the loss is a sum, and the script divides its gradient later
+            if scaled and self.compared and not found:
                 self.findings.remove(*scaled)
             self.findings += [] if scaled else found
         self.findings += [*compare.of_messages(many), *compare.of_files(many)]
@@ -68,16 +71,27 @@ class Comparison:
         same = seen and not many.has_other_rows(one)
         numbered = many.in_samples and not unequal(one.in_samples, many.in_samples)
         found = steps.of_steps(one, many)
-        if found and found.has("rounding") and one.loader is not None and chance_of(one, many) <= self.without:
+        if (
+            found
+            and found.has("rounding")
+            and one.loader is not None
+            and chance_of(one, many) <= self.without
+        ):
             found = steps.of_steps(one, many, self.turned())
             if not found:
                 self.compared = True
-                self.notes.append(f"rounding grows: {one} with the samples of a batch in another order differs as much")
+                self.notes.append(
+                    f"rounding grows: {one} with the samples of a batch in another order differs as much"
+                )
                 return []  # nor can printed losses be compared
         of_gradients = found and found.has("chance")
         self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
         if self.compared:
-            return [found] if found else [*held.of_state(one, many), *held.of_saved(one, many), *of_log(one, many)]
+            return (
+                [found]
+                if found
+                else [*held.of_state(one, many), *held.of_saved(one, many), *of_log(one, many)]
+            )
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
         self.notes.append(f"{what}: the gradients of the two are not compared")
         if not seen:
@@ -88,7 +102,9 @@ class Comparison:
         """Run one process on the same batches, the samples of each in the reverse order."""
         drawn = (self.many if self.order == "order" else self.one).batches()
         batches = [[batch[::-1] for batch in batches] for batches in drawn]
-        return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
+        return self.watcher.run_new(
+            self.one.processes, without=self.without, replay={str(self.one.loader): batches}
+        )
 
 
 def place_of(many, finding) -> str:
@@ -102,7 +118,10 @@ def incomparable(one, many) -> str:
     """Return why two worlds have nothing that could be compared, or an empty text."""
     if not one.steps:
         return "no step of an optimizer of torch.optim is seen"
-    shapes = [{k: v for note in world.ranks[0].of("start") for k, v in note["shapes"].items()} for world in (one, many)]
+    shapes = [
+        {k: v for note in world.ranks[0].of("start") for k, v in note["shapes"].items()}
+        for world in (one, many)
+    ]
     other = [name for name in shapes[0] if name in shapes[1] and shapes[0][name] != shapes[1][name]]
     if other:
         return f"the script splits its model itself: {compare.shown(other)} have other shapes with {many.processes}"
@@ -140,7 +159,9 @@ def verdict(watcher, one, many) -> dict:
     differs = not found.compared or any(finding.has("chance") for finding in found.findings)
     if chance and differs and not serious and not found.reason:
         without = found.without | chance
-        one, many = (watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes))
+        one, many = (
+            watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes)
+        )
         found = Comparison(watcher, one, many, without)
         chance -= {"draws"} - chance_of(one, many)  # they were those of dropout
         own = {name: ": each rank draws its own" * (drawn[name] is True) for name in sorted(chance)}
@@ -169,10 +190,18 @@ def judged(found, notes, strict) -> dict:
         said += given[1]
     if found.reason:
         notes.append(f"nothing to compare: {found.reason}")
-    notes += found.notes + [f"{name} is computed by all-reduces on CPUs" for name in sorted(many.names("emulated"))]
+    notes += found.notes + [
+        f"{name} is computed by all-reduces on CPUs" for name in sorted(many.names("emulated"))
+    ]
     if kind != "not the same" and (left := not_examined(one, many)):
         notes.append(f"not examined: {left}")
-    record = {"processes": many.processes, "verdict": kind, "said": said, "findings": findings, "harmless": harmless}
+    record = {
+        "processes": many.processes,
+        "verdict": kind,
+        "said": said,
+        "findings": findings,
+        "harmless": harmless,
+    }
     return record | {"notes": [*map(one_line, notes)], "table": table(one, many)}
 
 
@@ -209,7 +238,8 @@ def table(one, many) -> dict:
         "messages per step": lambda world, last: messages(world),
     }.items():
         rows[name] = [
-            show(world, end - 1) if world.steps else "-" for world, end in zip((one, many), told, strict=True)
+            show(world, end - 1) if world.steps else "-"
+            for world, end in zip((one, many), told, strict=True)
         ]
     return rows | {"largest difference of a gradient": ["", "-" if far is None else f"{far:.1g}"]}
 

@@ -31,7 +31,8 @@ class Watcher:
     def aim(self, args):
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
-        self.devices = 0  # that a script sees with --device cpu, where it asks for more than one for each process
+        # that a script sees with --device cpu, where it asks for more than one for each process
+        self.devices = 0
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
@@ -46,7 +47,12 @@ class Watcher:
         self.pipe, theirs = Pipe()
         words = map(str, (theirs.fileno(), self.home, family.__file__))
         command = [self.args.python, "-m", "mpdemo_watcher.serve", *words]
-        place = {"env": kept, "cwd": Path(__file__).parent, "pass_fds": [theirs.fileno()], "start_new_session": True}
+        place = {
+            "env": kept,
+            "cwd": Path(__file__).parent,
+            "pass_fds": [theirs.fileno()],
+            "start_new_session": True,
+        }
         try:
             with open(self.home / "errors", "w") as errors, theirs:
                 files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
@@ -106,10 +112,17 @@ class Watcher:
         notes.mkdir()
         if not folder:
             self.mirror(Path("/"), run)
-        words = [re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script]
+        words = [
+            re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script
+        ]
         command = [word.replace("{n}", str(processes)) for word in words]
         order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
-        order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
+        order |= {
+            "cwd": f"{run}{self.real}",
+            "folder": str(run),
+            "real": str(self.real),
+            "notes": str(notes),
+        }
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
         order |= {"replay": {}, "rows": [], "record": False, "beyond": 0, "longest": 0} | given
         order |= {"devices": max(self.devices, processes)}
@@ -134,7 +147,9 @@ class Watcher:
             yield from [path] if path.exists() else []
         else:
             top = self.real / path.relative_to(self.real).parts[0]
-            yield from (other for other in top.rglob("*") if other.suffix == path.suffix and other.is_file())
+            yield from (
+                other for other in top.rglob("*") if other.suffix == path.suffix and other.is_file()
+            )
 
     def mirror(self, real, place):
         """Make a folder of links to the reader's files, and real folders down to the script: its own ``..`` work."""

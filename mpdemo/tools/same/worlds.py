@@ -26,7 +26,8 @@ class Rank:
         files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack")]
         texts = [file.read_text(errors="replace") if file.exists() else "" for file in files]
         notes, self.out, self.err, self.stack = texts
-        self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]  # the last may be cut
+        # the last may be cut
+        self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
         self.steps, self.kept = self.of("step"), folder / f"{rank}.rows"
 
     def of(self, kind) -> list:
@@ -50,7 +51,9 @@ class Rank:
     def waits(self, folder) -> tuple:
         """Return in which function of PyTorch a rank waits, and in which line of the script."""
         frames = FRAME.findall(self.stack)
-        own = next((k for k, (file, *_) in enumerate(frames) if file[0] not in "/<" or str(folder) in file), None)
+        own = next(
+            (k for k, (file, *_) in enumerate(frames) if file[0] not in "/<" or str(folder) in file), None
+        )
         if not own:
             return "", ""
         name = next((name for _, _, name in reversed(frames[:own]) if name not in WRAPPERS), "")
@@ -75,7 +78,9 @@ class World:
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
-        self.shared = [sum(map(list, rank.names("tensor") + rank.names("shares")), []) for rank in self.ranks]
+        self.shared = [
+            sum(map(list, rank.names("tensor") + rank.names("shares")), []) for rank in self.ranks
+        ]
         self.replicas = [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
         self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
         loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
@@ -93,7 +98,11 @@ class World:
         found = []
         for rank, status in self.statuses.items():
             if status:
-                lines = [line for line in self.ranks[rank].err.splitlines() if line.strip() and line[0] not in " ["]
+                lines = [
+                    line
+                    for line in self.ranks[rank].err.splitlines()
+                    if line.strip() and line[0] not in " ["
+                ]
                 found.append((rank, lines[-1] if lines else f"exit status {status}"))
         own = [(rank, line) for rank, line in found if not any(text in line for text in LEFT + MISFIT)]
         return next(iter(own + found), (0, ""))
@@ -106,17 +115,27 @@ class World:
     @property
     def error_line(self) -> str:
         """The line of the reader's files in which that rank failed."""
-        own = [(file, line) for file, line in TRACED.findall(self.ranks[self.failed[0]].err) if self.is_own(file)]
+        own = [
+            (file, line)
+            for file, line in TRACED.findall(self.ranks[self.failed[0]].err)
+            if self.is_own(file)
+        ]
         return f"{os.path.relpath(*self.placed(own[-1][0]))}:{own[-1][1]}" if own else ""
 
     def is_own(self, file) -> bool:
         """Whether a file is the reader's."""
-        return not file.startswith(("/", "<")) or file.startswith((str(self.folder), self.order["real"] + os.sep))
+        return not file.startswith(("/", "<")) or file.startswith(
+            (str(self.folder), self.order["real"] + os.sep)
+        )
 
     def placed(self, file) -> tuple:
         """Return the path of one of the reader's files, and the folder in which the script was started."""
         cwd = self.order["cwd"]
-        return (file, self.order["real"]) if file.startswith(self.order["real"]) else (os.path.join(cwd, file), cwd)
+        return (
+            (file, self.order["real"])
+            if file.startswith(self.order["real"])
+            else (os.path.join(cwd, file), cwd)
+        )
 
     @functools.cached_property
     def sums(self) -> list:
@@ -133,7 +152,10 @@ class World:
     def rows(self) -> list:
         """For each step and replica, the rows that entered the model."""
         kind = "columns" if self.turned else "rows"
-        return [[Counter(sum(rank.steps[k][kind], [])) for rank in self.replicas] for k in range(len(self.steps))]
+        return [
+            [Counter(sum(rank.steps[k][kind], [])) for rank in self.replicas]
+            for k in range(len(self.steps))
+        ]
 
     @functools.cached_property
     def in_rows(self) -> list:
@@ -144,7 +166,9 @@ class World:
         """Tell rows by the second dimension, or without padding, where only so they are those of one process."""
         if not one.steps or not self.steps:
             return
-        drawn = [Counter(sum((sum(step["columns"], []) for step in world.steps[0]), [])) for world in (one, self)]
+        drawn = [
+            Counter(sum((sum(step["columns"], []) for step in world.steps[0]), [])) for world in (one, self)
+        ]
         if drawn[0] and drawn[0] == drawn[1] and one.in_rows[0] != self.in_rows[0]:
             for world in (one, self):
                 world.turned = True
@@ -158,7 +182,11 @@ class World:
     def values(self, k) -> list:
         """Return norm and projection of each row of a step that has numbers, each in order."""
         rows = sum((sum(rank.steps[k]["values"], []) for rank in self.replicas), [])
-        return [sorted(numbers) for numbers in zip(*rows, strict=True)] if len(rows) == self.in_rows[k].total() else []
+        return (
+            [sorted(numbers) for numbers in zip(*rows, strict=True)]
+            if len(rows) == self.in_rows[k].total()
+            else []
+        )
 
     @functools.cached_property
     def in_samples(self) -> list:
@@ -166,20 +194,30 @@ class World:
         if self.loader is None:
             return []
         parts, passes = self.parts(), self.batches()
-        taken = [(step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader]
-        return [Counter(sum(passes[k][max(0, end - parts) : end], [])) for k, end in taken if k < len(passes)]
+        taken = [
+            (step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader
+        ]
+        return [
+            Counter(sum(passes[k][max(0, end - parts) : end], [])) for k, end in taken if k < len(passes)
+        ]
 
     def batches(self) -> list:
         """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
         cut = max([self.order["batches"], *(ranks[0]["taken"] for ranks in self.steps)])
         passes = [[note["batches"][:cut] for note in rank.passes(self.loader)] for rank in self.replicas]
-        return [[sum(parts, []) for parts in zip(*ranks, strict=False)] for ranks in zip(*passes, strict=False)]
+        return [
+            [sum(parts, []) for parts in zip(*ranks, strict=False)] for ranks in zip(*passes, strict=False)
+        ]
 
     def parts(self) -> int:
         """Return how many batches a step has."""
         steps = [ranks[0] for ranks in self.steps]
         known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
-        return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
+        return max(
+            1,
+            *(b - a for a, b in zip(known[1:], known[2:], strict=False)),
+            known[1] if len(known) == 2 else 1,
+        )
 
 
 def near(alone, together) -> bool:
@@ -199,7 +237,10 @@ def whole(ranks) -> dict:
             parts.setdefault(name, {}).setdefault(place, []).append(numbers)
     found = {}
     for name, of_name in parts.items():
-        means = [[sum(numbers) / len(numbers) for numbers in zip(*same, strict=True)] for same in of_name.values()]
+        means = [
+            [sum(numbers) / len(numbers) for numbers in zip(*same, strict=True)]
+            for same in of_name.values()
+        ]
         found[name] = [sum(numbers) for numbers in zip(*means, strict=True)]
     return found
 
@@ -210,10 +251,14 @@ def refuse(one):
         what = "the script starts its own processes (mp.spawn), and not as many as it is asked to"
         raise UserError(f"{what}; let it take their number from an argument, {{n}}, or RANK from torchrun")
     if one.names("pipeline"):
-        raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
+        raise UserError(
+            "the script cuts its model into a pipeline; same compares ranks that hold the same model"
+        )
     if one.error:
         hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
         raise UserError(f"the script fails with {one}: {one.error}{hint * (not one.order['device'])}")
     if not one.steps and not one.names("backward"):
         limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
-        raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")
+        raise UserError(
+            f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?"
+        )

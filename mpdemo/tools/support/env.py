@@ -37,7 +37,9 @@ REINSTALL = "reinstall both together: pip install --force-reinstall torch torchv
 
 def add_arguments(parser):
     """Declare ``--site``."""
-    parser.add_argument("--site", help="check this site file too (a name in slurm/sites, or a .sbatch file)")
+    parser.add_argument(
+        "--site", help="check this site file too (a name in slurm/sites, or a .sbatch file)"
+    )
 
 
 def main(args) -> int:
@@ -95,9 +97,13 @@ def findings(site) -> list[Finding]:
 def check_pytorch() -> list[Finding]:
     """Can PyTorch be imported, which devices does it see, and can processes communicate?"""
     try:
-        done = subprocess.run([sys.executable, "-c", PYTORCH_REPORT], capture_output=True, text=True, timeout=180)
+        done = subprocess.run(
+            [sys.executable, "-c", PYTORCH_REPORT], capture_output=True, text=True, timeout=180
+        )
     except subprocess.TimeoutExpired:
-        return [Finding(False, "PyTorch did not load within 180 s", "try again: a slow file system caches it")]
+        return [
+            Finding(False, "PyTorch did not load within 180 s", "try again: a slow file system caches it")
+        ]
     if done.returncode:
         error = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
         known = known_in(error)
@@ -118,7 +124,11 @@ def check_pytorch() -> list[Finding]:
         versions = Finding(False, f"{versions.text}: {problem}", remedy)
     backend = "nccl" if devices else "gloo"
     remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
-    silent = [] if report[backend] else [Finding(False, f"no {backend}, so processes cannot communicate", remedy)]
+    silent = (
+        []
+        if report[backend]
+        else [Finding(False, f"no {backend}, so processes cannot communicate", remedy)]
+    )
     return [versions, Finding(True, f"devices: {device}"), *silent]
 
 
@@ -130,7 +140,9 @@ def check_slurm() -> tuple[Finding, str | None]:
         cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").strip() or "0"
     except UserError as error:
-        return Finding(False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back"), None
+        return Finding(
+            False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back"
+        ), None
     return Finding(True, f"Slurm: cluster {cluster}, {nodes} nodes"), cluster
 
 
@@ -139,10 +151,17 @@ def check_folders() -> list[Finding]:
     runs = paths.root() / "runs"
     nearest = runs if runs.exists() else paths.root()
     free = shutil.disk_usage(nearest).free / 2**30
-    found = Finding(free > 0.5, f"runs are written to runs/ ({free:.0f} GiB free)", "make room, or move the project")
+    found = Finding(
+        free > 0.5, f"runs are written to runs/ ({free:.0f} GiB free)", "make room, or move the project"
+    )
     if not os.access(nearest, os.W_OK):
-        found = Finding(False, f"{nearest} cannot be written to", "copy the project to a folder of your own")
+        found = Finding(
+            False, f"{nearest} cannot be written to", "copy the project to a folder of your own"
+        )
     data = {name: os.environ[name] for name in ("MPDEMO_DATA", "DSDIR") if os.environ.get(name)}
     remedy = "unset {0}, or set it to a folder that exists"
-    named = [Finding(Path(path).is_dir(), f"data: {name}={path}", remedy.format(name)) for name, path in data.items()]
+    named = [
+        Finding(Path(path).is_dir(), f"data: {name}={path}", remedy.format(name))
+        for name, path in data.items()
+    ]
     return [found, *named]

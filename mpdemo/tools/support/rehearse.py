@@ -39,8 +39,12 @@ LONGEST = 200  # characters of what to fix, in the table
 def add_arguments(parser):
     """Declare the options of the command."""
     parser.add_argument("--site", help="a name in slurm/sites, or a .sbatch file (default: as for jobs)")
-    parser.add_argument("--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)")
-    parser.add_argument("--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)")
+    parser.add_argument(
+        "--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)"
+    )
+    parser.add_argument(
+        "--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)"
+    )
     late = "seconds for all jobs; what has not ended by then is cancelled (3600)"
     parser.add_argument("--wait", type=count(1, 10**7), default=3600, help=late)
 
@@ -53,12 +57,17 @@ def main(args) -> int:
         there = "or on a throw-away one: mpdemo cluster run -- mpdemo rehearse"
         raise UserError(f"Slurm not found; rehearse on the cluster, {there}")
     cluster = slurm.cluster_name()
-    print(f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them", flush=True)
+    print(
+        f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them",
+        flush=True,
+    )
     clean_up_on_signals()  # its jobs are cancelled then, too
     run_trials(trials, site, args.at_once, args.wait)
     gpus_exist = site.gpus_per_node > 0 and cluster != CLUSTER_NAME  # PyTorch sees none that are pretended
     for trial in trials:
-        trial.to_fix = textwrap.shorten(trial.to_fix or what_to_fix(trial, gpus_exist), LONGEST, placeholder="...")
+        trial.to_fix = textwrap.shorten(
+            trial.to_fix or what_to_fix(trial, gpus_exist), LONGEST, placeholder="..."
+        )
     print("", tabulate([trial.row() for trial in trials], HEADERS, disable_numparse=True), sep="\n")
     failed = [trial for trial in trials if trial.to_fix]
     for trial in failed:
@@ -84,7 +93,8 @@ class Trial:
     name: str
     spec: JobSpec
     job: Job | None = None  # None before it is submitted, and if it was refused
-    to_fix: str = ""  # why it was not submitted, has not ended or failed, and what to do; empty if it went well
+    # why it was not submitted, has not ended or failed, and what to do; empty if it went well
+    to_fix: str = ""
     submitted: float = 0.0
     waited: str = "-"  # in the queue, as exact as the site is polled
 

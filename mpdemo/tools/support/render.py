@@ -42,10 +42,16 @@ def main(args) -> int:
             wrong += bool(problems)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
-    judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.sbatch; no Slurm of that site was asked"
+    judge = (
+        f"{site.name} and its Slurm"
+        if ask_slurm
+        else f"{site.name}.sbatch; no Slurm of that site was asked"
+    )
     print(f"{len(jobs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
     hours, what = hours_at_most(jobs.values(), site)
-    print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
+    print(
+        f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)"
+    )
     return 1 if wrong else 0
 
 
@@ -71,5 +77,7 @@ def hours_at_most(jobs, site) -> tuple[float, str]:
     seconds, has_gpus = 0, site.gpus_per_node > 0
     for job in (fitted(job, site) for job in jobs):
         cores = job.tasks_per_node * cpus_per_task(job, site)
-        seconds += job.nodes * (gpus_on_node(job, site) if has_gpus else cores) * slurm.limit(job.time_limit)
+        seconds += (
+            job.nodes * (gpus_on_node(job, site) if has_gpus else cores) * slurm.limit(job.time_limit)
+        )
     return seconds / 3600, "GPU" if has_gpus else "core"

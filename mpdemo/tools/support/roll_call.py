@@ -34,17 +34,24 @@ def roll_call() -> list[dict] | None:
     nccl = gpus > 0 and dist.is_nccl_available()
     world = World(**place, device=device, backend="cpu:gloo,cuda:nccl" if nccl else "gloo")
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as folder:
-        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl"}
+        os.environ |= {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P",
+            "NCCL_DEBUG_FILE": f"{folder}/nccl",
+        }
         with process_group(world, PATIENCE):
             row = whereabouts(world)
             if world.world_size > 1:
                 ids = list(filter(None, gather_objects(row["uuid"])))
                 nccl = nccl and len(set(ids)) == len(ids)  # it refuses two ranks on one GPU
                 message = torch.zeros(2**18, device=device if nccl else "cpu")
-                dist.all_reduce(message)  # the first one of NCCL connects the ranks, and its log then says how
+                # the first one of NCCL connects the ranks, and its log then says how
+                dist.all_reduce(message)
                 message.cpu()  # waits for it
                 row["backend"] = "nccl" if nccl else "gloo"
-                row["transport"] = ", ".join(nccl_transports(Path(folder, "nccl")) if nccl else interfaces())
+                row["transport"] = ", ".join(
+                    nccl_transports(Path(folder, "nccl")) if nccl else interfaces()
+                )
             rows = gather_objects(row)
     return rows if world.rank == 0 else None
 
@@ -60,7 +67,8 @@ def whereabouts(world) -> dict:
         peers = [n for n in range(row["visible"]) if n != own and torch.cuda.can_device_access_peer(own, n)]
         row |= {"uuid": str(facts.uuid), "device": f"{own}: {facts.name} {str(facts.uuid)[:8]}"}
         row["peers"] = ",".join(map(str, peers))
-    in_slurm = "SLURM_JOB_ID" in os.environ  # elsewhere nothing is held: others may use what this job leaves
+    # elsewhere nothing is held: others may use what this job leaves
+    in_slurm = "SLURM_JOB_ID" in os.environ
     if in_slurm and (row["visible"] or gpus_here()):  # a throw-away Slurm only pretends to have some
         row["held"] = int(os.environ.get("SLURM_GPUS_ON_NODE") or row["visible"])
     return row
@@ -76,9 +84,15 @@ def interfaces() -> list[str]:
     """Return the network interfaces of gloo's open connections to other ranks."""
     process, store = psutil.Process(), int(os.environ["MASTER_PORT"])
     links = [link for link in process.net_connections("tcp") if link.status == psutil.CONN_ESTABLISHED]
-    own = {link.laddr.ip.removeprefix("::ffff:") for link in links if store not in (link.laddr.port, link.raddr.port)}
+    own = {
+        link.laddr.ip.removeprefix("::ffff:")
+        for link in links
+        if store not in (link.laddr.port, link.raddr.port)
+    }
     own |= {"127.0.0.1"} if any(address.startswith("127.") for address in own) else set()
-    return sorted(name for name, cards in psutil.net_if_addrs().items() if own & {card.address for card in cards})
+    return sorted(
+        name for name, cards in psutil.net_if_addrs().items() if own & {card.address for card in cards}
+    )
 
 
 def what_is_wrong(rows, whole_nodes=False) -> list[tuple]:
@@ -99,15 +113,23 @@ def wrong_on_a_node(host, rows, whole_nodes=False) -> list[tuple]:
     cores, count = {core for row in rows for core in row["cores"]}, len(rows)
     found = []
     if 0 < len(used) < count:
-        found.append((f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank"))
+        found.append(
+            (f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank")
+        )
     if len(cores) < count:
-        found.append((f"{ranks} {len(cores)} core(s): {ranges(cores)}", "srun --cpus-per-task=N, or fewer ranks"))
+        found.append(
+            (f"{ranks} {len(cores)} core(s): {ranges(cores)}", "srun --cpus-per-task=N, or fewer ranks")
+        )
     if len(used) < held and len(used) in ((0,) if whole_nodes else (0, count)):
         remedy = "start a rank per GPU, or ask for fewer; if none is used: is this PyTorch built for them?"
         found.append((f"the job holds {held} GPUs on {host} and uses {len(used)}", remedy))
     if count > 1 and all(row["visible"] == 1 and "SHM" in row.get("transport", "") for row in rows):
-        what = f"the GPUs of {host} exchange data through its memory (SHM), since each rank sees only its own"
-        found.append((what, "--gres=gpu:N for the node instead of --gpus-per-task, or srun --gpu-bind=none"))
+        what = (
+            f"the GPUs of {host} exchange data through its memory (SHM), since each rank sees only its own"
+        )
+        found.append(
+            (what, "--gres=gpu:N for the node instead of --gpus-per-task, or srun --gpu-bind=none")
+        )
     return found
 
 

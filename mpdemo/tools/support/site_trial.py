@@ -68,8 +68,12 @@ def try_job(site, cluster) -> Finding:
         text += f" (this cluster is called {cluster!r}, which is not in its cluster_names)"
     if not problems:
         return Finding(True, text)
-    file = "a site file of your own (copy generic.sbatch)" if site.name == "generic" else f"{site.name}.sbatch"
-    return Finding(False, f"{text}; {with_cause(problems[0].message)}", f"{problems[0].fix}; write it into {file}")
+    file = (
+        "a site file of your own (copy generic.sbatch)" if site.name == "generic" else f"{site.name}.sbatch"
+    )
+    return Finding(
+        False, f"{text}; {with_cause(problems[0].message)}", f"{problems[0].fix}; write it into {file}"
+    )
 
 
 def try_python(site) -> Finding:
@@ -79,18 +83,24 @@ def try_python(site) -> Finding:
     status, said = run_bounded(shell, "\n".join(lines) + "\n")
     reports = [line.split("|")[1:] for line in said.splitlines() if line.startswith(FOUND)]
     if status != 0 or not reports:
-        remedy = (
-            f"fix its commands or its python in {site.name}.sbatch; what exists on compute nodes only: try it in a job"
-        )
+        remedy = f"fix its commands or its python in {site.name}.sbatch; "
+        remedy += "what exists on compute nodes only: try it in a job"
         return Finding(False, f"site {site.name}: {said.splitlines()[-1]}", remedy)
     python, torch, devices = reports[-1]
-    return version(site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is")
+    return version(
+        site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is"
+    )
 
 
 def run_bounded(command, text, seconds=PATIENCE) -> tuple:
     """Feed a program a text, for some seconds; end what it started; return its status (None: too slow) and output."""
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        given = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said, "env": child_environment("SLURM_CONF")}
+        given = {
+            "stdin": subprocess.PIPE,
+            "stdout": said,
+            "stderr": said,
+            "env": child_environment("SLURM_CONF"),
+        }
         process = subprocess.Popen(command, **given, text=True, start_new_session=True)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,7 +115,8 @@ def run_bounded(command, text, seconds=PATIENCE) -> tuple:
 
 def check_version(package, version):
     """Refuse a version older than the course needs."""
-    if Version(Version(version).base_version) < Version(OLDEST[package]):  # without the local part of 2.11.0+cu126
+    # without the local part of 2.11.0+cu126
+    if Version(Version(version).base_version) < Version(OLDEST[package]):
         raise UserError(
             f"{package} {version} is too old; allowed: >={OLDEST[package]}; "
             f"load a newer module (setup in the site file), or pip install --upgrade {package}"

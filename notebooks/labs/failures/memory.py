@@ -27,7 +27,9 @@ def limit_memory(size):
 
 def build_stage(blocks):
     """Return a stage whose weights hold anything: only their size counts."""
-    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(blocks)]).to_empty(device="cpu")
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(blocks)]).to_empty(
+        device="cpu"
+    )
 
 
 @record

@@ -15,7 +15,8 @@ from mpdemo.notebook.plots import curves, style
 from mpdemo.paths import root, source
 from mpdemo.world.processes import PROCESS_MIB, child_environment
 
-GPUS, WRONG = 64, 30  # of the job in the story; minutes that a wrong verdict costs: the job fails again in the same way
+# of the job in the story; minutes that a wrong verdict costs: the job fails again in the same way
+GPUS, WRONG = 64, 30
 SECONDS = 400  # until the page, at the very most
 STARTED = {}  # by name: a cell that is run again finds its case
 FOLDER = "runs/on_call"  # of the flight recorders' files, in a folder of each case
@@ -38,14 +39,20 @@ def on_call(number=..., slurm=False):
         print("No page yet. Replace the ... by a number, and run this cell again.")
         return Case()
     if not isinstance(number, int) or not 0 <= number < 10**9:
-        raise UserError(f"on_call takes a whole number from 0 to 999999999, as on_call(29); not {QUOTED.repr(number)}")
+        raise UserError(
+            f"on_call takes a whole number from 0 to 999999999, as on_call(29); not {QUOTED.repr(number)}"
+        )
     name = f"{number:d}-slurm" if slurm else f"{number:d}"
     if name not in STARTED:
         STARTED[name] = Case(recorded(number, bool(slurm)), f"{FOLDER}/{name}")
     case = STARTED[name]
     print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
     if case.minutes:
-        print(wrapped(f"Your clock runs: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."))
+        print(
+            wrapped(
+                f"Your clock runs: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."
+            )
+        )
     return case
 
 
@@ -54,7 +61,9 @@ def recorded(number, slurm):
     free = psutil.virtual_memory().available // 2**20
     if free < 5 * PROCESS_MIB:
         raise UserError(f"the job's processes need {5 * PROCESS_MIB} MiB, and {free} MiB are free")
-    print("A job of four ranks starts. The pager rings when something is wrong with it, in less than a minute.")
+    print(
+        "A job of four ranks starts. The pager rings when something is wrong with it, in less than a minute."
+    )
     words = [sys.executable, "-m", "mpdemo.labs.on_call.record"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, **pipes, cwd=source(), env=child_environment()) as process:
@@ -110,7 +119,9 @@ class Case:
         if not isinstance(most, int) or not 0 < most <= MOST:
             raise UserError(f"most={QUOTED.repr(most)} is not allowed; allowed: 1 to {MOST} collectives")
         dumps = unseal(self._sealed)["dumps"]
-        calls = {f"rank {rank}": calls_of(pickle.loads(base64.b64decode(dump))) for rank, dump in dumps.items()}
+        calls = {
+            f"rank {rank}": calls_of(pickle.loads(base64.b64decode(dump))) for rank, dump in dumps.items()
+        }
         if not any(calls.values()):
             raise UserError("no rank has left a flight recorder with a collective; ask for another clue")
         return picture_of({rank: called for rank, called in calls.items() if called}, most)
@@ -122,7 +133,9 @@ class Case:
             return ...
         for (what, value), words in zip(given.items(), (PLACES, CAUSES, NEXT, self._asked), strict=True):
             if value not in words:
-                raise UserError(f"{what}={value!r} is none of: {'; '.join(words) or 'nothing that you have asked for'}")
+                raise UserError(
+                    f"{what}={value!r} is none of: {'; '.join(words) or 'nothing that you have asked for'}"
+                )
         incident = unseal(self._sealed)
         truth = answer_to(incident["kind"], incident["rank"])
         wrong = ["where it is"] * (where not in truth.where) + ["the cause"] * (cause != truth.cause)
@@ -158,12 +171,16 @@ def write_recorders(dumps, folder):
         for rank, dump in dumps.items():
             (folder / f"rank_{rank}").write_bytes(base64.b64decode(dump))
     except OSError as error:
-        raise UserError(f"no flight recorders in {folder}: {error.filename}: {error.strerror}; do: remove it") from None
+        raise UserError(
+            f"no flight recorders in {folder}: {error.filename}: {error.strerror}; do: remove it"
+        ) from None
 
 
 def calls_of(dump):
     """Return the names of a rank's collectives, by number."""
-    return {entry["collective_seq_id"]: entry["profiling_name"].partition(":")[2] for entry in dump["entries"]}
+    return {
+        entry["collective_seq_id"]: entry["profiling_name"].partition(":")[2] for entry in dump["entries"]
+    }
 
 
 def picture_of(calls, most):
@@ -183,6 +200,8 @@ def picture_of(calls, most):
         axes.grid(visible=False)
         style.name_bars(axes, range(len(calls)), list(calls))
 
-    ends = [f"{rank} waits in number {max(called)}, {called[max(called)]}" for rank, called in calls.items()]
+    ends = [
+        f"{rank} waits in number {max(called)}, {called[max(called)]}" for rank, called in calls.items()
+    ]
     alt = f"Collectives {numbers[0]} to {last} of each rank. {'; '.join(ends)}."
     return style.picture(paint, "the last collectives of each rank, by number", alt, 7.2, 2.4)

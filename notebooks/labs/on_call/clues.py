@@ -17,11 +17,13 @@ import torch
 from mpdemo.labs.on_call.incidents import COST
 from mpdemo.labs.on_call.job import LAST_WEEK, RANKS
 
-MEANS = json.loads(Path(__file__).with_name("last_week.json").read_text())  # last week's mean loss of each step
-NO_GPU = "(recorded: this machine has no GPU)\ndmesg: no line with NVRM; nvidia-smi: all 8 GPUs, no ECC errors"
-ENDED = (
-    "(No process of the job is left. Ask state how each one ended, log for their last words, times for what they did.)"
+# last week's mean loss of each step
+MEANS = json.loads(Path(__file__).with_name("last_week.json").read_text())
+NO_GPU = (
+    "(recorded: this machine has no GPU)\ndmesg: no line with NVRM; nvidia-smi: all 8 GPUs, no ECC errors"
 )
+ENDED = "(No process of the job is left. "
+ENDED += "Ask state how each one ended, log for their last words, times for what they did.)"
 
 
 def gather(job):
@@ -34,7 +36,8 @@ def gather(job):
 
 def log(job):
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    text = re.sub(r'(?m)^.*File "\S*/lib/python3.*\n.*\n(.*\^\^\^+\n)?', "", text)  # only the job's own frames stay
+    # only the job's own frames stay
+    text = re.sub(r'(?m)^.*File "\S*/lib/python3.*\n.*\n(.*\^\^\^+\n)?', "", text)
     lines = [re.sub(r"\[rank\d\]: ", "", line)[:220] for line in text.splitlines()]
     lines = [line for line in lines if not re.search(r"\d: *$|\^\^\^", line)]
     return "\n".join(lines[:20] + ["..."] * (len(lines) > 60) + lines[20:][-40:])
@@ -46,7 +49,9 @@ def state(job):
 
 def stacks(job):
     """Two dumps, so that one sees what moves."""
-    return "\n".join(line for when in ("now", "a moment later") for line in (f"{when}:", *dumped_stacks(job)))
+    return "\n".join(
+        line for when in ("now", "a moment later") for line in (f"{when}:", *dumped_stacks(job))
+    )
 
 
 def dumped_stacks(job):
@@ -57,7 +62,11 @@ def dumped_stacks(job):
     signal_and_wait(job, signal.SIGUSR2, lambda rank: " in <module>" in files[rank].read_text())
     for rank, file in enumerate(files):
         main = re.split(r"(?m)^(?:Current thread|Thread).*$", file.read_text())[-1]
-        frames = [frame for frame in re.findall(r'File "(\S+)", line (\d+) in (\S+)', main) if "logger" not in frame[0]]
+        frames = [
+            frame
+            for frame in re.findall(r'File "(\S+)", line (\d+) in (\S+)', main)
+            if "logger" not in frame[0]
+        ]
         named = [f"{function} ({Path(path).name}:{line})" for path, line, function in frames]
         own = named[:1] + [name for name in named[1:] if "train.py" in name and "<module>" not in name]
         silent = "no answer: its process is there" if rank in job.pids() else "no process"
@@ -85,7 +94,9 @@ def loss(job):
     if not (lines := curves(job).get("loss")):
         return "no step"
     first = lines["this run"][0]["step"]
-    return "\n".join([f"from step {first}, means of 6 steps", *(f"{name}: {sixes(lines[name])}" for name in lines)])
+    return "\n".join(
+        [f"from step {first}, means of 6 steps", *(f"{name}: {sixes(lines[name])}" for name in lines)]
+    )
 
 
 def sixes(points):
@@ -105,7 +116,9 @@ def curves(job):
         return [{"step": step, "loss": float(value)} for step, value in enumerate(values, first)]
 
     pictures = {"loss": means, "losses": own}
-    return {clue: {label: points(values) for label, values in lines.items()} for clue, lines in pictures.items()}
+    return {
+        clue: {label: points(values) for label, values in lines.items()} for clue, lines in pictures.items()
+    }
 
 
 def losses(job):
@@ -127,14 +140,18 @@ def by_rank(values):
 def weights(job):
     if not (rows := common_steps(job)).size:
         return "no step"
-    return "\n".join(f"rank {rank}: norm^2 {x[7]:.4f} after step {x[0]:.0f}" for rank, x in enumerate(rows[:, -1]))
+    return "\n".join(
+        f"rank {rank}: norm^2 {x[7]:.4f} after step {x[0]:.0f}" for rank, x in enumerate(rows[:, -1])
+    )
 
 
 def times(job):
     lines = []
     for rank in RANKS:
         rows = job.rows(rank)
-        load, compute, reduce = np.median(rows[len(rows) // 4 :, 4:7], 0) * 1000 if len(rows) else [np.nan] * 3
+        load, compute, reduce = (
+            np.median(rows[len(rows) // 4 :, 4:7], 0) * 1000 if len(rows) else [np.nan] * 3
+        )
         parts = f"load {load:.1f}, compute {compute:.1f} (CPU time), all-reduce {reduce:.1f} ms"
         lines.append(f"rank {rank}: {len(rows)} steps; {parts}")
     return "\n".join(lines)
@@ -146,20 +163,29 @@ def recorder(job):
     dumps = {rank: dump["entries"] for rank, dump in dumps_of(job).items()}
     lines = [f"rank {rank}: no dump" for rank in RANKS if rank not in dumps]
     for rank, entries in dumps.items():
-        calls = [f"{e['collective_seq_id']} {e['profiling_name'][5:]} {(e['input_sizes'] or [[]])[0]}" for e in entries]
+        calls = [
+            f"{e['collective_seq_id']} {e['profiling_name'][5:]} {(e['input_sizes'] or [[]])[0]}"
+            for e in entries
+        ]
         lines.append(f"rank {rank}: last calls: {'; '.join(calls[-2:])}")
-    moments = [{entry["collective_seq_id"]: entry["time_created_ns"] for entry in dump} for dump in dumps.values()]
+    moments = [
+        {entry["collective_seq_id"]: entry["time_created_ns"] for entry in dump} for dump in dumps.values()
+    ]
     common = sorted(set.intersection(*map(set, moments)))[10:] if len(moments) == 4 else []
     if common:
         late = Counter(max(RANKS, key=lambda rank: moments[rank][number]) for number in common)
-        lines.append("came last: " + ", ".join(f"rank {rank} in {late[rank] / len(common):.0%}" for rank in RANKS))
+        lines.append(
+            "came last: " + ", ".join(f"rank {rank} in {late[rank] / len(common):.0%}" for rank in RANKS)
+        )
     return "\n".join(lines)
 
 
 def dumps_of(job):
     """Return the flight recorder of each rank that has written one."""
     files = {rank: job.out / f"recorder_{rank}" for rank in RANKS}
-    return {rank: readable(pickle.loads(file.read_bytes())) for rank, file in files.items() if file.exists()}
+    return {
+        rank: readable(pickle.loads(file.read_bytes())) for rank, file in files.items() if file.exists()
+    }
 
 
 def readable(dump):
@@ -175,18 +201,28 @@ def node(job):
     for number, ranks in (1, (0, 1)), (2, (2, 3)):
         words = ["df", "--output=size,avail,pcent", "-B1M", job.out / f"node{number}"]
         _, free, used = subprocess.check_output(words, text=True).split()[-3:]
-        states = {rank: psutil.Process(pids[rank]).status() if rank in pids else "no process" for rank in ranks}
-        said = [f"rank {rank} {status.replace('stopped', 'stands still')}" for rank, status in states.items()]
+        states = {
+            rank: psutil.Process(pids[rank]).status() if rank in pids else "no process" for rank in ranks
+        }
+        said = [
+            f"rank {rank} {status.replace('stopped', 'stands still')}" for rank, status in states.items()
+        ]
         lines.append(f"node {number}: own disk {used} used, {free} MB free; {', '.join(said)}")
     return "\n".join(lines)
 
 
 def files(job):
     """Data and checkpoints; those of one step stand together, so that one sees where the nodes differ."""
-    found = sorted([*job.out.glob("data/train*"), *job.out.glob("node*/*")], key=lambda file: (file.name, file.parent))
+    found = sorted(
+        [*job.out.glob("data/train*"), *job.out.glob("node*/*")], key=lambda file: (file.name, file.parent)
+    )
     lines = []
     for file in found:
-        what = f"images {(x := np.load(file)['images']).shape} {x.dtype}" if file.suffix == ".npz" else checkpoint(file)
+        what = (
+            f"images {(x := np.load(file)['images']).shape} {x.dtype}"
+            if file.suffix == ".npz"
+            else checkpoint(file)
+        )
         lines.append(f"{file.relative_to(job.out)}: {file.stat().st_size / 1000:.0f} kB, {what}")
     return "\n".join(lines)
 

@@ -74,13 +74,19 @@ def alone(job):
 
 def straggler(job):
     """One rank computes at a fraction of its speed: its processor does without its wide registers."""
-    slow = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    slow = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "DNNL_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    }
     job.variables[job.rank] = slow
 
 
 def loader(job):
     """One rank's images were never scaled down, so its loading takes most of each step."""
-    change_data(job, job.rank, lambda images, labels: (np.kron(images, np.ones((1, 32, 32), np.uint8)), labels))
+    change_data(
+        job, job.rank, lambda images, labels: (np.kron(images, np.ones((1, 32, 32), np.uint8)), labels)
+    )
 
 
 def bad_sample(job):
@@ -132,7 +138,9 @@ def node_dies(job):
 def full(job):
     """One node's own disk has no room left for the second checkpoint."""
     disk = job.out / f"node{job.node}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "none", disk], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=500k", "none", disk], check=True, capture_output=True
+    )
     job.closing.append(lambda: subprocess.run(["umount", "-l", disk], check=True))
 
 

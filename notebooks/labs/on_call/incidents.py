@@ -54,7 +54,9 @@ OWN = "Each node read the newest checkpoint on its own disk."
 INCIDENTS = {
     "early": Incident("uneven data", RANK, DATA, 6, WAIT),
     "alone": Incident("one rank works alone between collectives", RANK, CODE, 3, PATIENCE),
-    "straggler": Incident("a slow processor", HOST, NODE, 16, "A slow all-reduce is usually a late partner."),
+    "straggler": Incident(
+        "a slow processor", HOST, NODE, 16, "A slow all-reduce is usually a late partner."
+    ),
     "loader": Incident("slow loading", RANK, DATA, 13),
     "bad_sample": Incident("a bad sample", RANK, DATA, 3, ALIKE),
     "split": Incident("different checkpoints", ("node {n}",), OLDER, 21, OWN),
@@ -68,9 +70,16 @@ INCIDENTS = {
     "xid31": Incident("a program's illegal memory access", RANK, CODE, 4),
     "xid79": Incident("a GPU that is gone", ("node {n}", "rank {r}"), NODE, 3),
 }
-OTHERS = "a slow network", "out of memory", "too high a learning rate", "a slow compiler", "a wrong version of PyTorch"
+OTHERS = (
+    "a slow network",
+    "out of memory",
+    "too high a learning rate",
+    "a slow compiler",
+    "a wrong version of PyTorch",
+)
 CAUSES = sorted({*(incident.cause for incident in INCIDENTS.values()), *OTHERS})
-CHAINS = (  # incident, clue, what the clue shows of it; all clues of an incident together show it beyond doubt
+# incident, clue, what the clue shows of it; all clues of an incident together show it beyond doubt
+CHAINS = (
     ("early", "stacks", "rank {r} is at the barrier behind the loop, the others are still in it"),
     ("early", "files", "its shard has fewer images, so fewer batches"),
     ("alone", "stacks", "the others wait in the next all-reduce; rank 0 evaluates alone"),
@@ -80,7 +89,11 @@ CHAINS = (  # incident, clue, what the clue shows of it; all clues of an inciden
     ("loader", "files", "its images are 256 x 256, and are scaled down in every step"),
     ("bad_sample", "losses", "one step before all ranks, rank {r} alone has a NaN: the sample is its own"),
     ("split", "weights", "the nodes' ranks have different weights: nothing ever made them equal"),
-    ("split", "losses", "right after the start node {n}'s ranks have the higher loss: it resumed an older one"),
+    (
+        "split",
+        "losses",
+        "right after the start node {n}'s ranks have the higher loss: it resumed an older one",
+    ),
     ("requeue", "log", "each start fails in its first step"),
     ("requeue", "files", "the checkpoint of step 40 is full of NaN, and that of step 20 isn't"),
     ("swapped", "stacks", "rank {r} waits in a broadcast, the others in an all-reduce"),
@@ -96,7 +109,8 @@ CHAINS = (  # incident, clue, what the clue shows of it; all clues of an inciden
     ("xid31", "gpu", "Xid 31 is an access to a wrong address, nearly always by the program"),
     ("xid79", "gpu", "Xid 79: the GPU no longer answers on its bus"),
 )
-ALSO = ("swapped", "recorder"), ("split", "files"), ("node_dies", "log")  # needed in no chain, but they show the cause
+# needed in no chain, but they show the cause
+ALSO = ("swapped", "recorder"), ("split", "files"), ("node_dies", "log")
 
 
 def answer_to(kind, rank) -> Incident:
@@ -104,7 +118,9 @@ def answer_to(kind, rank) -> Incident:
     truth = INCIDENTS[kind]
     chain = [(clue, filled(said, rank)) for of, clue, said in CHAINS if of == kind]
     evidence = {clue for of, clue, *_ in (*CHAINS, *ALSO) if of == kind}
-    return truth._replace(where=[filled(place, rank) for place in truth.where], chain=chain, evidence=evidence)
+    return truth._replace(
+        where=[filled(place, rank) for place in truth.where], chain=chain, evidence=evidence
+    )
 
 
 def filled(text, rank):

@@ -20,7 +20,8 @@ from mpdemo.paths import source
 from mpdemo.world.processes import be_killed_with_parent, child_environment
 from mpdemo.world.warm import run_program
 
-QUIET, BEGIN, LONGEST = 8.0, 100.0, 200.0  # s without a step, s until the first one, s in all: the pager rings
+# s without a step, s until the first one, s in all: the pager rings
+QUIET, BEGIN, LONGEST = 8.0, 100.0, 200.0
 PAUSES = 8  # times the longest pause so far, on a busy machine
 RANKS, STEPS = range(4), 78
 LAST_WEEK = Path(__file__).with_name("train.py").read_text()  # the program without the fault
@@ -57,7 +58,10 @@ class Job:
         order = np.random.default_rng(1).permutation(len(digits["labels"]))
         for rank in RANKS:  # as many images for each rank; the last 180 are for the test
             for part, ids in (("train", order[rank:1616:4]), ("test", order[1616 + rank : 1796 : 4])):
-                values = {"images": digits["images"][ids].astype(np.float16), "labels": digits["labels"][ids]}
+                values = {
+                    "images": digits["images"][ids].astype(np.float16),
+                    "labels": digits["labels"][ids],
+                }
                 np.savez_compressed(self.out / f"data/{part}-{rank}.npz", **values)
 
     @property
@@ -84,7 +88,9 @@ class Job:
         """Act while the job runs: after a step, or as soon as `when()` is true."""
 
         def watch():
-            while not self.ended and not (when() if when else self.step >= after_step and len(self.pids()) == 4):
+            while not self.ended and not (
+                when() if when else self.step >= after_step and len(self.pids()) == 4
+            ):
                 time.sleep(0.001 if when else 0.1)
             if not self.ended:
                 act()
@@ -102,7 +108,13 @@ class Job:
 
     def own_variables(self, rank):
         """The variables that the job sets for a rank."""
-        names = {"OUT": self.out, "RANK": rank, "WORLD_SIZE": 4, "MASTER_ADDR": self.master, "MASTER_PORT": self.port}
+        names = {
+            "OUT": self.out,
+            "RANK": rank,
+            "WORLD_SIZE": 4,
+            "MASTER_ADDR": self.master,
+            "MASTER_PORT": self.port,
+        }
         names |= {"OMP_NUM_THREADS": 1, "TORCH_FR_BUFFER_SIZE": 2000, "TORCH_SHOW_CPP_STACKTRACES": 0}
         return {name: str(value) for name, value in names.items()} | self.variables.get(rank, {})
 
@@ -151,7 +163,9 @@ class Job:
 
     def pids(self):
         """Return the process of each rank that is alive."""
-        return {rank: process.pid for rank, process in enumerate(self.processes) if process.exitcode is None}
+        return {
+            rank: process.pid for rank, process in enumerate(self.processes) if process.exitcode is None
+        }
 
     def state(self):
         """Return RUNNING, or how the job ended, in a word of Slurm's."""
@@ -161,13 +175,18 @@ class Job:
     def ends(self):
         """Say of each process how it ended."""
         codes = [process.exitcode for process in self.processes]
-        return [f"rank {r}: {'is alive' if code is None else f'exit code {code}'}" for r, code in enumerate(codes)]
+        return [
+            f"rank {r}: {'is alive' if code is None else f'exit code {code}'}"
+            for r, code in enumerate(codes)
+        ]
 
     def rows(self, rank):
         """Return a rank's numbers: step, epoch, first sample, loss, load, compute, all-reduce, norm of the weights."""
         file = self.out / f"metrics-{rank}"
         lines = file.read_text().splitlines() if file.exists() else []
-        return np.array([[float(word) for word in line.split()] for line in lines if len(line.split()) == 8])
+        return np.array(
+            [[float(word) for word in line.split()] for line in lines if len(line.split()) == 8]
+        )
 
     @property
     def step(self):
@@ -203,7 +222,16 @@ class SlurmJob(Job):
         task = f". {self.out}/.env-$SLURM_PROCID; exec {sys.executable} -u {self.out}/train.py"
         script = f"#!/bin/bash\nsrun --label --kill-on-bad-exit=0 bash -c '{task}'\n"
         (self.out / "job.sbatch").write_text(script)
-        words = ["sbatch", "--parsable", "-J", "digits", "-N2", "--ntasks-per-node=2", "--no-requeue", "-t5"]
+        words = [
+            "sbatch",
+            "--parsable",
+            "-J",
+            "digits",
+            "-N2",
+            "--ntasks-per-node=2",
+            "--no-requeue",
+            "-t5",
+        ]
         words += [f"--chdir={self.out}", f"--output={self.log}", str(self.out / "job.sbatch")]
         self.id = self.cluster.client(*words).stdout.strip()
 
@@ -222,7 +250,10 @@ class SlurmJob(Job):
 
     def ends(self):
         alive = [f"rank {rank}: {'is alive' if rank in self.pids() else 'has ended'}" for rank in RANKS]
-        return [*alive, "sinfo: " + ", ".join(self.cluster.client("sinfo", "-hNo", "%N %T").stdout.splitlines())]
+        return [
+            *alive,
+            "sinfo: " + ", ".join(self.cluster.client("sinfo", "-hNo", "%N %T").stdout.splitlines()),
+        ]
 
     def kill_node(self):
         self.cluster.kill_node(f"node{self.node}")

@@ -38,7 +38,10 @@ def record(kind, random, cluster=None):
         getattr(faults, kind)(job)
         faults.disguise(job)
         told = {"kind": kind, "rank": job.rank, "page": page(job, job.run()), "clues": clues.gather(job)}
-        dumps = {rank: base64.b64encode(pickle.dumps(dump)).decode() for rank, dump in clues.dumps_of(job).items()}
+        dumps = {
+            rank: base64.b64encode(pickle.dumps(dump)).decode()
+            for rank, dump in clues.dumps_of(job).items()
+        }
         return told | {"curves": clues.curves(job), "dumps": dumps}
     finally:
         job.close()

@@ -19,7 +19,8 @@ DISK = OUT / f"node{RANK // 2 + 1}"  # the node's own disk
 
 
 def write_recorder():
-    (OUT / f"recorder_{RANK}").write_bytes(_dump_fr_trace(True, False))  # without stacks, which take seconds
+    # without stacks, which take seconds
+    (OUT / f"recorder_{RANK}").write_bytes(_dump_fr_trace(True, False))
 
 
 def write_on_signal():
@@ -35,7 +36,9 @@ def say(text):
 
 def load_batch(epoch, number, part="train"):
     shard = np.load(OUT / f"data/{part}-{RANK}.npz")
-    ids = np.random.default_rng(SEED + epoch).permutation(len(shard["labels"]))[number * BATCH : (number + 1) * BATCH]
+    ids = np.random.default_rng(SEED + epoch).permutation(len(shard["labels"]))[
+        number * BATCH : (number + 1) * BATCH
+    ]
     images = shard["images"][ids]
     pixels = images.shape[1] // 8  # larger images are scaled down to 8 x 8
     images = images.reshape(len(ids), 1, 8, pixels, 8, pixels).mean((3, 5), dtype=np.float32) / 16
@@ -83,7 +86,13 @@ def train(model, start, log):
         t3 = time.perf_counter()
         update(model, velocity)
         norm = sum(p.detach().pow(2).sum() for p in model.parameters()).item()
-        print(step, epoch, ids[0], f"{loss:.4f} {t1 - t0:.4f} {c2 - c1:.4f} {t3 - t2:.4f} {norm:.6f}", file=log)
+        print(
+            step,
+            epoch,
+            ids[0],
+            f"{loss:.4f} {t1 - t0:.4f} {c2 - c1:.4f} {t3 - t2:.4f} {norm:.6f}",
+            file=log,
+        )
         if step % 10 == 0:
             dist.all_reduce(mean := loss.detach() / WORLD)
             say(f"step {step} loss {mean:.3f}")
@@ -98,7 +107,13 @@ def main():
     threading.Thread(target=write_on_signal, daemon=True).start()
     dist.init_process_group("gloo")
     torch.manual_seed(SEED)
-    layers = nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 96, 3, padding=1), nn.ReLU(), nn.Flatten()
+    layers = (
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 96, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
     model = nn.Sequential(*layers, nn.Linear(64 * 96, 10))
     start = torch.zeros((), dtype=torch.int64)
     if files := sorted(DISK.glob("step*.pt")):

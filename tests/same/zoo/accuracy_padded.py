@@ -26,7 +26,11 @@ for epoch in range(2):
         cross_entropy(model(x), y).backward()
         optimizer.step()
     with torch.no_grad():
-        share = list(range(rank, len(check), world)) if fixed else list(DistributedSampler(check, shuffle=False))
+        share = (
+            list(range(rank, len(check), world))
+            if fixed
+            else list(DistributedSampler(check, shuffle=False))
+        )
         rows = [check[k] for k in share]  # fault
         right = [(model.module(x[None]).argmax(1) == y).float() for x, y in rows]
         sums = torch.tensor([float(sum(right)), float(len(right))])

@@ -27,7 +27,8 @@ for epoch in range(3):
         cross_entropy(out, y).backward()
         optimizer.step()
         right += (out.argmax(1) == y).sum()
-    enough = torch.tensor(float(right > 0 and (rank == 1 or world == 1) and epoch == 0))  # as if by its own score
+    # as if by its own score
+    enough = torch.tensor(float(right > 0 and (rank == 1 or world == 1) and epoch == 0))
     if fixed:
         dist.all_reduce(enough, dist.ReduceOp.MAX)
     if enough:

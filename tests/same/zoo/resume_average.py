@@ -17,7 +17,9 @@ sampler = DistributedSampler(data, seed=1)
 loader = DataLoader(data, 32 // world, sampler=sampler)
 model = DistributedDataParallel(Net())
 optimizer = optim.AdamW(model.parameters(), lr=0.01)
-average = optim.swa_utils.AveragedModel(model.module, multi_avg_fn=optim.swa_utils.get_ema_multi_avg_fn(0.9))
+average = optim.swa_utils.AveragedModel(
+    model.module, multi_avg_fn=optim.swa_utils.get_ema_multi_avg_fn(0.9)
+)
 schedule = optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 12)
 epoch, skip = 0, 0
 if state := load():

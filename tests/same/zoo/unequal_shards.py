@@ -17,7 +17,11 @@ files = [range(64 * k, 64 * k + 64) for k in range(3)]
 
 class Shards(IterableDataset):
     def __iter__(self):
-        own = [k for file in files for k in file][rank::world] if fixed else sum(map(list, files[rank::world]), [])
+        own = (
+            [k for file in files for k in file][rank::world]
+            if fixed
+            else sum(map(list, files[rank::world]), [])
+        )
         for k in own:  # fault
             yield rows[k]
 

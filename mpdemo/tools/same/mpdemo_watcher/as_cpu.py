@@ -26,7 +26,9 @@ DRAWS = {*vars(nn.init), "random_", "bernoulli_"}  # what fills a tensor, by cha
 
 def cpu_for(device):
     """Return the CPU for a GPU; other values as they are."""
-    is_gpu = type(device) is int or isinstance(device, str | REAL) and str(device).partition(":")[0] == "cuda"
+    is_gpu = (
+        type(device) is int or isinstance(device, str | REAL) and str(device).partition(":")[0] == "cuda"
+    )
     return CPU if is_gpu else device
 
 
@@ -60,7 +62,8 @@ class OnCPU(TorchFunctionMode):
             kwargs["device"] = cpu_for(kwargs["device"])
         if name in ("to", "type"):
             args = (*args[:1], *map(cpu_for, args[1:]))
-        drawn = args[0] if args else kwargs.pop("tensor", None)  # `nn.init` hands over its functions with names
+        # `nn.init` hands over its functions with names
+        drawn = args[0] if args else kwargs.pop("tensor", None)
         if name in DRAWS and hasattr(drawn, "placements"):
             return draw_whole(function, drawn, *args[1:], **kwargs)
         return function(*args, **kwargs) if args or drawn is None else function(drawn, **kwargs)
@@ -106,7 +109,9 @@ def returning(value):
 
 def functions_of(module) -> list:
     """Return the names of a module's own public functions."""
-    functions = [thing for thing in vars(module).items() if inspect.isfunction(thing[1]) and thing[0][0] != "_"]
+    functions = [
+        thing for thing in vars(module).items() if inspect.isfunction(thing[1]) and thing[0][0] != "_"
+    ]
     return [name for name, function in functions if function.__module__.startswith(module.__name__)]
 
 
@@ -132,17 +137,30 @@ def install(devices):
 
 def replace_cuda(devices):
     """Make torch.cuda answer as if this process had a GPU; what is not named here answers 0, and does nothing."""
-    rank, device = int(os.environ["LOCAL_RANK"]), {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0}
+    rank, device = (
+        int(os.environ["LOCAL_RANK"]),
+        {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0},
+    )
     for name, value in {"is_available": True, "is_bf16_supported": True, "device_count": devices}.items():
         for_the_script(cuda, name, returning(value))
-    answers = {"get_device_properties": SimpleNamespace(**device, multi_processor_count=100), "memory_stats": {}}
-    answers |= {"current_device": rank, "get_device_name": "CPU", "get_device_capability": (9, 0), "get_arch_list": []}
+    answers = {
+        "get_device_properties": SimpleNamespace(**device, multi_processor_count=100),
+        "memory_stats": {},
+    }
+    answers |= {
+        "current_device": rank,
+        "get_device_name": "CPU",
+        "get_device_capability": (9, 0),
+        "get_arch_list": [],
+    }
     answers |= {"mem_get_info": (80 * GIB, 80 * GIB), "memory_summary": ""}
     for name in set(functions_of(cuda)) - {"cudart"}:
         setattr(cuda, name, returning(answers.get(name, 0)))
     answers = {"is_available": True, "device_count": devices, "current_accelerator": REAL("cuda")}
     for name in functions_of(torch.accelerator):
-        for_the_script(torch.accelerator, name, returning((answers | {"current_device_index": rank}).get(name, 0)))
+        for_the_script(
+            torch.accelerator, name, returning((answers | {"current_device_index": rank}).get(name, 0))
+        )
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, returning(None))
     for name in TYPES.split():
@@ -150,7 +168,10 @@ def replace_cuda(devices):
     cuda.Event = cuda.Stream = Stream
     cuda.device = cuda.stream = lambda *_: contextlib.nullcontext()
     cuda.current_stream = cuda.default_stream = lambda *_: Stream()
-    cuda.get_rng_state, cuda.get_rng_state_all = (lambda *_: torch.get_rng_state()), (lambda: [torch.get_rng_state()])
+    cuda.get_rng_state, cuda.get_rng_state_all = (
+        (lambda *_: torch.get_rng_state()),
+        (lambda: [torch.get_rng_state()]),
+    )
     private_torch.forget_driver(returning(None))
 
 
@@ -207,5 +228,7 @@ def replace_processes():
     dist.all_reduce = dist.distributed_c10d.all_reduce = all_reduce
     dist.is_nccl_available = returning(True)
     for_the_script(dist, "get_backend", lambda group=None: backend(group).replace("gloo", "nccl"))
-    device_mesh.init_device_mesh = dist.init_device_mesh = lambda kind, *args, **options: mesh("cpu", *args, **options)
+    device_mesh.init_device_mesh = dist.init_device_mesh = lambda kind, *args, **options: mesh(
+        "cpu", *args, **options
+    )
     DistributedDataParallel.__init__ = wrapped

@@ -26,10 +26,16 @@ from .notes import ORDER, before, note, note_once, now
 DROPOUT = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 # Function -> what it draws by chance, and the argument that switches it off.
 SWITCHES = dict.fromkeys(DROPOUT.split(), ("dropout", "training"))
-SWITCHES |= {"scaled_dot_product_attention": ("dropout", "dropout_p"), "batch_norm": ("batchnorm", "training")}
-METHODS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}  # that draw again
+SWITCHES |= {
+    "scaled_dot_product_attention": ("dropout", "dropout_p"),
+    "batch_norm": ("batchnorm", "training"),
+}
+# that draw again
+METHODS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
 METHODS |= {"randint": "random_", "randint_like": "random_", "bernoulli": "bernoulli_"}
-METHODS |= {name: name for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_")}
+METHODS |= {
+    name: name for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_")
+}
 WATCHED = 2  # steps in which it is noted whether random numbers are drawn
 
 
@@ -41,7 +47,9 @@ def watch():
     Draws().__enter__()  # to the end of this thread
 
 
-def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """Has the arguments of PyTorch's, which is in C++ and doesn't tell them."""
 
 
@@ -55,8 +63,10 @@ def switched(function, kind, argument):
         given = signature.bind(*args, **options).arguments
         if given.get(argument, default) and given.get("p", 0.5) > 0:
             note_once("chance", kind)
-            if kind in ORDER["without"] and given.get("running_mean", 0) is not None:  # it has running statistics
-                if kind == "batchnorm" and given["input"][0].numel() > 1:  # a norm as large: a deep model trains, too
+            # it has running statistics
+            if kind in ORDER["without"] and given.get("running_mean", 0) is not None:
+                # a norm as large: a deep model trains, too
+                if kind == "batchnorm" and given["input"][0].numel() > 1:
                     affine = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
                     return functional.group_norm(given["input"], 1, *affine)
                 return function(**given | {argument: type(default)()})
@@ -125,7 +135,8 @@ class Draws(TorchFunctionMode):
         off = "draws" in ORDER["without"]
         if sys._getframe(1).f_code.co_name == "random_vectors":  # of our own sketches
             return function(*args, **kwargs)
-        looks = now.states and not now.steps and not off and name != "randperm"  # the rows stay, in some order
+        # the rows stay, in some order
+        looks = now.states and not now.steps and not off and name != "randperm"
         old = of_torch(kwargs.get("generator")) if looks else []
         found = function(*args, **kwargs)
         if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
@@ -133,12 +144,17 @@ class Draws(TorchFunctionMode):
         for state, new in zip(old, of_torch(kwargs.get("generator")) if looks else [], strict=True):
             if not torch.equal(state, new):
                 kind = "dropout" if re.search("dropout|attention", name) else now.drawing
-                size = sum(leaf.numel() for leaf in private_torch.tree_leaves(found) if isinstance(leaf, torch.Tensor))
+                size = sum(
+                    leaf.numel()
+                    for leaf in private_torch.tree_leaves(found)
+                    if isinstance(leaf, torch.Tensor)
+                )
                 note_drawn(kind, state.tolist(), size)
         if not off:
             return found
         rows = now.row if now.depth else now.batch
-        if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided
+        # which rows are mixed depends on how a batch is divided
+        if name == "randperm" and len(found) == len(rows):
             return found.sort().values
         if name in METHODS and rows and found.dim() and len(found) and len(found) % len(rows) == 0:
             draw_by_row(found, rows, METHODS[name], name, args, kwargs)
@@ -160,6 +176,8 @@ def draw_by_row(found, rows, method, name, args, kwargs):
     for place, row in enumerate(rows):
         part = slice(place * size, (place + 1) * size)
         chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now.draws) % 2**63)
-        own = [arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args]
+        own = [
+            arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args
+        ]
         rest = own if name == "bernoulli" else own[1:]
         getattr(found[part], method)(*rest, generator=chance, **named)

@@ -26,7 +26,11 @@ class Noted:
     """Stands for a loader's batch sampler: notes the whole order of an epoch, and hands it out."""
 
     def __init__(self, loader, sampler):
-        self.sampler, self.dataset, self.in_batches = sampler, loader.dataset, loader.batch_sampler is not None
+        self.sampler, self.dataset, self.in_batches = (
+            sampler,
+            loader.dataset,
+            loader.batch_sampler is not None,
+        )
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
         if kind not in loaders:  # many scripts build a new loader for each epoch
             loaders.append(kind)
@@ -48,7 +52,11 @@ class Noted:
         passes[self.key] += 1
         self.number = passes[self.key]
         epochs = len(trained[self.key])
-        if epochs >= ORDER["epochs"] and (not now.waiting or epochs >= ENOUGH) and not goes_on(self.key, epochs):
+        if (
+            epochs >= ORDER["epochs"]
+            and (not now.waiting or epochs >= ENOUGH)
+            and not goes_on(self.key, epochs)
+        ):
             finish()
         whole = list(self.beginning())
         batches = [[plain(index) for index in (batch if self.in_batches else [batch])] for batch in whole]
@@ -57,7 +65,15 @@ class Noted:
             samples = [[plain(root.indices[index]) for index in batch] for batch in samples]
             root = root.dataset
         root = number_of(datasets, root)
-        note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root, line=self.line)
+        note(
+            "pass",
+            loader=self.key,
+            number=self.number,
+            batches=batches,
+            samples=samples,
+            root=root,
+            line=self.line,
+        )
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
             given = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
@@ -162,7 +178,8 @@ def noted_fetch(function, fetcher, index):
 
     def collated(data):
         if (after := chance.others()) != before:
-            chance.note_drawn("augmentation", (before, after), 0)  # both: a sample may have a seed of its own
+            # both: a sample may have a seed of its own
+            chance.note_drawn("augmentation", (before, after), 0)
         return collate(data)
 
     fetcher.collate_fn = collated

@@ -18,7 +18,11 @@ from .notes import ORDER, before, note_once, now
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ["open", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "shutil.rmtree"]
-CHANGED = dict.fromkeys(CHANGES, slice(1)) | {"os.symlink": slice(1, 2), "os.rename": slice(2), "os.link": slice(2)}
+CHANGED = dict.fromkeys(CHANGES, slice(1)) | {
+    "os.symlink": slice(1, 2),
+    "os.rename": slice(2),
+    "os.link": slice(2),
+}
 CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".metadata", ".distcp")
 
 
@@ -35,7 +39,11 @@ def watch():
             return
         inside.append(event)
         try:
-            paths = [os.path.abspath(os.fsdecode(path)) for path in args[CHANGED[event]] if not isinstance(path, int)]
+            paths = [
+                os.path.abspath(os.fsdecode(path))
+                for path in args[CHANGED[event]]
+                if not isinstance(path, int)
+            ]
             for path in paths:
                 make_own(folder, path) if path.startswith(folder) else refuse_or_allow(path)
             if event in ("open", "os.rename") and paths[-1].startswith(folder):
@@ -72,7 +80,8 @@ def has_saved_twice() -> bool:
 
 def refuse_or_allow(path):
     """Let a script write to caches and temporary folders, and nowhere else outside the run's folder."""
-    if path.startswith(os.path.dirname(ORDER["folder"]) + os.sep):  # our notes, and the run's temporary files
+    # our notes, and the run's temporary files
+    if path.startswith(os.path.dirname(ORDER["folder"]) + os.sep):
         return
     if not path.startswith(TEMPORARY) or path.startswith(ORDER["real"] + os.sep):
         where = "let it write to a relative path, below the folder it is started in"

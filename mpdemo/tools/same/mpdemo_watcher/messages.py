@@ -20,7 +20,9 @@ from .where import calling, here
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
-COLLECTIVES += " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
+COLLECTIVES += (
+    " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
+)
 ALSO = "barrier monitored_barrier all_gather_object gather_object broadcast_object_list scatter_object_list all_to_all"
 
 SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers
@@ -36,8 +38,16 @@ def watch():
     before(DistributedDataParallel, "__init__", wrapped)
     before(DistributedDataParallel, "no_sync", lambda *_: note_once("no_sync", here()))
     before(DistributedDataParallel, "forward", forward)
-    before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", "register_comm_hook"))
-    before(torch.distributed.fsdp, "fully_shard", lambda *_, mesh=None, **__: averages_over(mesh and mesh.size()))
+    before(
+        DistributedDataParallel,
+        "register_comm_hook",
+        lambda *_, **__: note_once("hook", "register_comm_hook"),
+    )
+    before(
+        torch.distributed.fsdp,
+        "fully_shard",
+        lambda *_, mesh=None, **__: averages_over(mesh and mesh.size()),
+    )
     before(tensor_parallel, "parallelize_module", split)
     for module in (device_mesh, dist):
         before(module, "init_device_mesh", arranged)

@@ -23,7 +23,8 @@ class Now:
     batch: list = field(default_factory=list)  # the hashes of its rows
     row: list = field(default_factory=list)  # the rows of the model's call that runs
     rows: list = field(default_factory=list)
-    eval_rows: list = field(default_factory=list)  # of training, if a backward pass follows and no others were seen
+    # of training, if a backward pass follows and no others were seen
+    eval_rows: list = field(default_factory=list)
     targets: list = field(default_factory=list)
     depth: int = 0  # of calls of modules
     backward: int = 0  # of backward passes
@@ -41,7 +42,8 @@ class Now:
     waiting: bool = False
     made: int = 0  # calls that other ranks have to make, too
     backwards: int = 0  # passes so far
-    averaged: dict = field(default_factory=dict)  # sketches of the gradients when the last backward pass was over
+    # sketches of the gradients when the last backward pass was over
+    averaged: dict = field(default_factory=dict)
     values: list = field(default_factory=list)  # of the rows: norm and projection of each
     columns: list = field(
         default_factory=list

@@ -21,7 +21,8 @@ WRAPPERS = (DistributedDataParallel,)
 begin = []  # what is done before an outermost call
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
 made = {}  # the last storages that modules with weights have returned: no rows of the data
-kept = []  # for a replay by another world: [step, number of the model, tensors of a call, targets of its losses]
+# for a replay by another world: [step, number of the model, tensors of a call, targets of its losses]
+kept = []
 source = []  # of a replay: those of all ranks, in order of (call, rank)
 used, room = {}, [ROOM]
 
@@ -32,7 +33,8 @@ def rows_of(given, dim=0, padded=False) -> list:
     size = len(tensors[0]) if tensors else 0
     head = "".join(f"{t.dtype}{() if padded else tuple(t.shape[1:])}" for t in tensors).encode()
     ends = [lengths(t) if padded else [None] * size for t in tensors]
-    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]  # PyTorch alone may be installed, without NumPy
+    # PyTorch alone may be installed, without NumPy
+    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]
     wide = [len(view) // max(1, size) for view in views]
     all_of = list(zip(views, wide, ends, strict=True))
     parts = ([view[row * n : (row + 1) * n][: end[row]] for view, n, end in all_of] for row in range(size))
@@ -43,7 +45,11 @@ def rows_of(given, dim=0, padded=False) -> list:
 def data_in(given, dim) -> list:
     """Return the tensors of data that a model is given, as long as the first in a dimension, which then comes first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)]
+    tensors = [
+        t
+        for t in tensors
+        if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)
+    ]
     tensors = [t.movedim(dim, 0) for t in tensors if t.dim() > dim]
     return [t.detach().cpu().contiguous() for t in tensors if len(t) == len(tensors[0])]
 
@@ -72,7 +78,8 @@ def is_outermost(module) -> bool:
     """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
     if now.depth or now.backward or not torch.is_grad_enabled():
         return False
-    return any(p.requires_grad and not p.is_meta for p in module.parameters())  # or only shapes are computed
+    # or only shapes are computed
+    return any(p.requires_grad and not p.is_meta for p in module.parameters())
 
 
 def watch():
@@ -134,14 +141,23 @@ def enter(module, args, options):
 
 def inside_is_time_first(module) -> bool:
     """Whether a model may take its batch in the second dimension."""
-    return any(isinstance(child, (nn.RNNBase, nn.Transformer)) and not child.batch_first for child in module.modules())
+    return any(
+        isinstance(child, (nn.RNNBase, nn.Transformer)) and not child.batch_first
+        for child in module.modules()
+    )
 
 
 def meet(module):
     """Know a model by the names of its parameters, and note which line calls it, and whether a wrapper averages it."""
     number = number_of(models, module)
     sketch.meet_model(module, number)
-    note("called", number=number, type=type(module).__name__, where=where.here(), wrapper=type(module) in WRAPPERS)
+    note(
+        "called",
+        number=number,
+        type=type(module).__name__,
+        where=where.here(),
+        wrapper=type(module) in WRAPPERS,
+    )
 
 
 def remember(module, output):
@@ -158,7 +174,11 @@ def remember(module, output):
 
 def measured(tensors, size) -> list:
     """Return norm and projection of each row of the first tensor that has numbers to compare."""
-    found = (t for t in tree_leaves(tensors) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dim() > 1)
+    found = (
+        t
+        for t in tree_leaves(tensors)
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dim() > 1
+    )
     tensor = next(found, None)
     if tensor is None or hasattr(tensor, "placements") or len(tensor) % size or not tensor.numel():
         return []
@@ -199,7 +219,9 @@ def replayed(number, given):
     order = order_of(number)
     try:
         whole = [torch.cat([part[2][place] for part in order])[begin:end] for place in long]
-        losses = [torch.cat(several)[begin:end] for several in zip(*(part[3] for part in order), strict=True)]
+        losses = [
+            torch.cat(several)[begin:end] for several in zip(*(part[3] for part in order), strict=True)
+        ]
     except (RuntimeError, IndexError, ValueError):  # of unequal shapes, such as padded to another length
         return given
     if any(new.shape != leaves[place].shape for new, place in zip(whole, long, strict=True)):
@@ -229,7 +251,8 @@ def loss(function, name):
         if torch.is_grad_enabled() and name == "cross_entropy" and not target.is_floating_point():
             ignored = options.get("ignore_index", args[2] if len(args) > 2 else -100)
             if not hasattr(target, "placements"):
-                now.terms += int((target != ignored).sum())  # a target that is ignored, such as padding, is none
+                # a target that is ignored, such as padding, is none
+                now.terms += int((target != ignored).sum())
         return function(input, target, *args, **options)
 
     return watched

@@ -38,14 +38,24 @@ def fork(order, rank, port, owner) -> int:
     family.PRCTL(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     owner.close()
     size = order["processes"]
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_PORT": port,
+    }
     place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
     place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update({name: str(value) for name, value in place.items()})
     order["address"] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     status = 1
     try:
-        for place, name in ((0, os.devnull), (1, f"{order['notes']}/{rank}.out"), (2, f"{order['notes']}/{rank}.err")):
+        for place, name in (
+            (0, os.devnull),
+            (1, f"{order['notes']}/{rank}.out"),
+            (2, f"{order['notes']}/{rank}.err"),
+        ):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), place)
         sys.stdout.reconfigure(line_buffering=True)
         stack = os.open(f"{order['notes']}/{rank}.stack", os.O_WRONLY | os.O_CREAT)
@@ -71,10 +81,15 @@ def world(order, owner) -> dict:
         port = probe.getsockname()[1]
     ranks = [fork(order, rank, port, owner) for rank in range(order["processes"])]
     ended, statuses, seen, heard, limit = {}, {}, None, time.monotonic(), order["limit"]
-    while len(statuses) < len(ranks) and time.monotonic() < heard + (min(limit, GRACE) if statuses else limit):
+    while len(statuses) < len(ranks) and time.monotonic() < heard + (
+        min(limit, GRACE) if statuses else limit
+    ):
         ended |= family.reap()
         statuses = {k: ended[rank] for k, rank in enumerate(ranks) if rank in ended}
-        news = statuses, sum(os.stat(file).st_size for file in os.scandir(order["notes"]) if ".jsonl" in file.name)
+        news = (
+            statuses,
+            sum(os.stat(file).st_size for file in os.scandir(order["notes"]) if ".jsonl" in file.name),
+        )
         if news != seen:
             seen, heard = news, time.monotonic()
         if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone

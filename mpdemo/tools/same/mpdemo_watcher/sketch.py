@@ -16,7 +16,8 @@ from .private_torch import COMPILED, of_fsdp, part_of
 known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
 held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
-wrapped, frozen = set(), set()  # ids of what DDP averages, and of what wanted no gradient when DDP was built
+# ids of what DDP averages, and of what wanted no gradient when DDP was built
+wrapped, frozen = set(), set()
 clipped = {}  # by id: sketches of the gradient before and after it was clipped
 
 
@@ -37,7 +38,11 @@ def sketch(tensor):
         tensor = torch.view_as_real(tensor)
     part, offset = tensor, (0,) * tensor.dim()
     if hasattr(tensor, "placements"):
-        split = [p for k, p in enumerate(tensor.placements) if tensor.device_mesh.size(k) > 1 and not p.is_replicate()]
+        split = [
+            p
+            for k, p in enumerate(tensor.placements)
+            if tensor.device_mesh.size(k) > 1 and not p.is_replicate()
+        ]
         if not all(type(p) is Shard and p.dim < 2 for p in split):
             return None
         _, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -56,7 +61,9 @@ def sketch(tensor):
         matrix = matrix.float()
     across = random_vectors(columns, matrix.device, matrix.dtype)[:, left : left + matrix.shape[1]]
     below = random_vectors(rows, matrix.device, torch.float64)[:, top : top + matrix.shape[0]]
-    first, second = (float(down @ (matrix @ right).double()) for down, right in zip(below, across, strict=True))
+    first, second = (
+        float(down @ (matrix @ right).double()) for down, right in zip(below, across, strict=True)
+    )
     return [float(torch.linalg.vector_norm(matrix)) ** 2, first, second, where]
 
 
@@ -81,7 +88,8 @@ def untrained(modules) -> dict:
     found = {}
     for module in modules:
         for name, parameter in module.named_parameters():
-            plain_tensor = type(parameter) in (nn.Parameter, DTensor) and not parameter.is_meta  # or it may be packed
+            # or it may be packed
+            plain_tensor = type(parameter) in (nn.Parameter, DTensor) and not parameter.is_meta
             if plain_tensor and not is_trained(id(parameter)):
                 known_as = names.get(id(parameter), f"{type(module).__name__}:{plain(name)}")
                 found[known_as] = sketch(parameter)
@@ -95,7 +103,8 @@ def gradients(parameters) -> dict:
         now = None if parameter.grad is None else sketch(parameter.grad)
         before, after = clipped.get(id(parameter), (now, now))
         if now:
-            found[name_of(id(parameter))] = before if now == after else now  # it may be averaged after it is clipped
+            # it may be averaged after it is clipped
+            found[name_of(id(parameter))] = before if now == after else now
     return found
 
 
@@ -104,7 +113,9 @@ def largest(parameters) -> dict:
     found = {}
     for parameter in parameters:
         grad = torch.zeros(0) if parameter.grad is None else parameter.grad.detach()
-        part = grad.to_local() if hasattr(grad, "placements") else grad.to_dense() if grad.is_sparse else grad
+        part = (
+            grad.to_local() if hasattr(grad, "placements") else grad.to_dense() if grad.is_sparse else grad
+        )
         found[name_of(id(parameter))] = float(part.abs().max()) if part.numel() else 0.0
     return found
 
@@ -133,7 +144,9 @@ def meet(parameters):
         if id(parameter) not in known and parameter.requires_grad:
             known[id(parameter)] = len(known), parameter
             if parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(lambda p: local.update({id(p): sketch(p.grad)}))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda p: local.update({id(p): sketch(p.grad)})
+                )
 
 
 def plain(name) -> str:
@@ -164,7 +177,9 @@ def watch():
     reduce = of_fsdp.foreach_reduce
 
     def noted(fsdp_params, unsharded_grads, *args, **options):
-        for sharded, grad in zip((param.sharded_param for param in fsdp_params), unsharded_grads, strict=True):
+        for sharded, grad in zip(
+            (param.sharded_param for param in fsdp_params), unsharded_grads, strict=True
+        ):
             if grad.shape == sharded.shape:  # tensor parallelism hasn't split it, too
                 found, before = sketch(grad), local.get(id(sharded))
                 if before and sharded.grad is not None:  # of earlier parts of the batch

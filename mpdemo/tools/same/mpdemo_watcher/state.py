@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from . import private_torch, rows, sketch, where
 from .notes import ORDER, before, note, now
 
-DEEP, MOST, LARGE, LONG = 3, 1000, 2**24, 1.0  # levels of objects, tensors of a step, elements of one, seconds
+# levels of objects, tensors of a step, elements of one, seconds
+DEEP, MOST, LARGE, LONG = 3, 1000, 2**24, 1.0
 NONE = (Optimizer, DataLoader, Dataset, Sampler)  # hold what is compared elsewhere, or the data
 marks = {}  # by path: what a tensor was at the last step
 
@@ -28,7 +29,8 @@ class Walk:
         self.seen = {id(thing) for p in trained for thing in (p, p.grad) if thing is not None}
         self.shapes = {p.shape for p in trained}  # a copy has the same ones
         self.trained = {private_torch.number_of_storage(rows.local(p).untyped_storage()) for p in trained}
-        self.buffers, self.copies, self.other = {}, {}, {}  # of modules; of whole models; of the reader's objects
+        # of modules; of whole models; of the reader's objects
+        self.buffers, self.copies, self.other = {}, {}, {}
 
     def visit(self, path, thing, depth=0, keep=None):
         """Look at an object and at what it holds; `keep` is where its tensors go."""
@@ -50,7 +52,10 @@ class Walk:
 
     def container(self, path, thing, depth, keep):
         """Look into a list or dictionary; one whose tensors are all shaped as weights is a copy of them."""
-        items = [(str(key), value) for key, value in (thing.items() if isinstance(thing, dict) else enumerate(thing))]
+        items = [
+            (str(key), value)
+            for key, value in (thing.items() if isinstance(thing, dict) else enumerate(thing))
+        ]
         tensors = [value for _, value in items if isinstance(value, torch.Tensor)]
         copy = len(tensors) > 1 and all(value.shape in self.shapes for value in tensors)
         for name, value in items:
@@ -58,7 +63,10 @@ class Walk:
 
     def module(self, path, model):
         """Take a module's buffers, and parameters that nothing trains."""
-        for keep, tensors in ((self.buffers, model.named_buffers()), (self.copies, model.named_parameters())):
+        for keep, tensors in (
+            (self.buffers, model.named_buffers()),
+            (self.copies, model.named_parameters()),
+        ):
             for name, value in tensors:
                 if not sketch.is_trained(id(value)):
                     self.add(f"{path}.{sketch.plain(name)}", value, keep)
@@ -71,12 +79,19 @@ class Walk:
     def add(self, path, tensor, keep):
         """Take one tensor, if its numbers can be compared."""
         plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-        if keep is None or not plain or not tensor.is_floating_point() or tensor.is_meta or id(tensor) in self.seen:
+        if (
+            keep is None
+            or not plain
+            or not tensor.is_floating_point()
+            or tensor.is_meta
+            or id(tensor) in self.seen
+        ):
             return
         if tensor.numel() > LARGE or tensor.requires_grad:
             return
         self.seen.add(id(tensor))
-        if private_torch.number_of_storage(tensor.untyped_storage()) in self.trained:  # no copy, but the weights
+        # no copy, but the weights
+        if private_torch.number_of_storage(tensor.untyped_storage()) in self.trained:
             return
         if keep is self.other and not has_changed(path, tensor):
             return
@@ -97,7 +112,9 @@ def number(value) -> list:
 def is_own(thing) -> bool:
     """Whether the class of an object is the reader's."""
     module = type(thing).__module__
-    return module == "__main__" or bool(where.own(getattr(sys.modules.get(module), "__file__", None) or "<none>"))
+    return module == "__main__" or bool(
+        where.own(getattr(sys.modules.get(module), "__file__", None) or "<none>")
+    )
 
 
 def has_changed(path, tensor) -> bool:

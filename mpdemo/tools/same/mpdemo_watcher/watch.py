@@ -12,7 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from . import chance, data, keep, messages, private_torch, rows, sketch, state, sync_norm, where
 from .data import taken, trained
@@ -20,7 +24,8 @@ from .messages import calls
 from .notes import ORDER, before, finish, note, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
-seen, alive, trainable = {}, set(), {}  # modules that ran; names that had a gradient; parameters that want one
+# modules that ran; names that had a gradient; parameters that want one
+seen, alive, trainable = {}, set(), {}
 OF_ROWS = ("rows", "columns", "values")
 stepping = []  # an optimizer's step may call the steps of others, as ZeRO's does: together they are one
 
@@ -112,7 +117,12 @@ def step_taken(key, own, rates):
     now.rates.add(tuple(rates))
     step = {name: getattr(now, name) for name in ("weights", "scheduled", "epoch", "parts", *OF_ROWS)}
     step |= {"optimizer": key, "rates": rates, "gradients": gradients, "local": sketch.of_this_rank()}
-    step |= {"largest": largest, "averaged": now.averaged, "backwards": now.backwards, "where": where.here()}
+    step |= {
+        "largest": largest,
+        "averaged": now.averaged,
+        "backwards": now.backwards,
+        "where": where.here(),
+    }
     step["state"] = state.found_now()
     note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
     calls.clear()
@@ -136,7 +146,9 @@ def watch():
         note_once("backward", "seen")
         now.rows = now.rows or list(now.eval_rows)
         now.eval_rows.clear()
-        where.calling("backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else "")
+        where.calling(
+            "backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else ""
+        )
         now.backward += 1
         try:
             backward(tensors, *args, **options)
@@ -147,7 +159,9 @@ def watch():
             now.averaged = sketch.gradients(list(sketch.held.values()))
         if not optimizers:
             own = [parameter for _, parameter in sketch.known.values()]
-            now.update(weights=sketch.weights(), gradients=sketch.gradients(own), largest=sketch.largest(own))
+            now.update(
+                weights=sketch.weights(), gradients=sketch.gradients(own), largest=sketch.largest(own)
+            )
         alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
         value = float(rows.local(tensors).detach()) if alone else None
         part = {"terms": now.terms, "synced": now.synced, "calls": dict(calls - before), "loss": value}
@@ -218,7 +232,9 @@ def is_sent(thing) -> bool:
 def at_end():
     """Note the parameters that were not trained."""
     by_hand()
-    held = {id(p) for _, optimizer in optimizers.values() for p in parameters(optimizer)} or set(sketch.known)
+    held = {id(p) for _, optimizer in optimizers.values() for p in parameters(optimizer)} or set(
+        sketch.known
+    )
     outside = [key for key in held if key not in sketch.wrapped and key in sketch.known]
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
     missing = [name for key, name in trainable.items() if key not in held]
