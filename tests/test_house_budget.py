@@ -117,6 +117,13 @@ def test_the_course_and_the_tools_have_few_files(whole):
     assert sum(len(inside(places)) for places, *_ in rooms) <= number, "merge modules that have one user"
 
 
+def test_what_a_reader_of_the_course_should_read_is_short():
+    """The five parts that the package's page lists."""
+    parts = ["/run.py /rungs", "/models /data", "/training", "/world /ranks"]
+    measure = next(places for places, *_ in COURSE if "/measure/compare.py" in places)
+    assert sum(map(tokens_of, [*parts, measure])) <= 27_000
+
+
 def test_the_player_keeps_to_its_lines():
     """A script that a reader can read, and not a library: it has no tokens of Python, so its lines are counted."""
     found = [file for file in files() if file.suffix in (".js", ".css") and file.is_relative_to("mpdemo")]

@@ -29,11 +29,10 @@ LOOKS = {  # of a collective
 }
 
 
-def on_call(number=..., slurm=False):
+def on_call(number=...):
     """Start a job with a fault, wait until the pager rings, and return the case; for the same number, the same case.
 
-    What you ask for was gathered at the moment of the page; then the job was ended. With `slurm` it's a job on a
-    temporary Slurm, where a node can die.
+    What you ask for was gathered at the moment of the page; then the job was ended.
     """
     if number is ...:
         print("No page yet. Replace the ... by a number, and run this cell again.")
@@ -42,10 +41,9 @@ def on_call(number=..., slurm=False):
         raise UserError(
             f"on_call takes a whole number from 0 to 999999999, as on_call(29); not {QUOTED.repr(number)}"
         )
-    name = f"{number:d}-slurm" if slurm else f"{number:d}"
-    if name not in STARTED:
-        STARTED[name] = Case(recorded(number, bool(slurm)), f"{FOLDER}/{name}")
-    case = STARTED[name]
+    if number not in STARTED:
+        STARTED[number] = Case(recorded(number), f"{FOLDER}/{number:d}")
+    case = STARTED[number]
     print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
     if case.minutes:
         print(
@@ -56,7 +54,7 @@ def on_call(number=..., slurm=False):
     return case
 
 
-def recorded(number, slurm):
+def recorded(number):
     """Let another process run the job and gather the clues; return the incident, sealed."""
     free = psutil.virtual_memory().available // 2**20
     if free < 5 * PROCESS_MIB:
@@ -68,7 +66,7 @@ def recorded(number, slurm):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, **pipes, cwd=source(), env=child_environment()) as process:
         try:
-            asked = json.dumps({"number": number, "slurm": slurm}).encode()
+            asked = json.dumps({"number": number}).encode()
             sealed, errors = process.communicate(asked, timeout=SECONDS)
         finally:
             process.terminate()  # it then ends the job

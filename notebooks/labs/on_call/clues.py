@@ -199,6 +199,9 @@ def readable(dump):
 def node(job):
     lines, pids = [], job.pids()
     for number, ranks in (1, (0, 1)), (2, (2, 3)):
+        if number == job.lost:
+            lines.append(f"node {number}: no answer")
+            continue
         words = ["df", "--output=size,avail,pcent", "-B1M", job.out / f"node{number}"]
         _, free, used = subprocess.check_output(words, text=True).split()[-3:]
         states = {

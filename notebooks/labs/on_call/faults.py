@@ -11,8 +11,6 @@ from functools import partial
 import numpy as np
 import torch
 
-ONLY_LOCAL = "full", "port", "requeue", "xid31", "xid79"
-ONLY_SLURM = ("node_dies",)  # elsewhere a dead node can't be told from an OOM kill
 SYNC = "        os.replace(", "        os.sync()  # the disk has lost files before\n        os.replace("
 AVERAGE = "        average(model)\n        t3"
 RATE = """\
@@ -132,7 +130,7 @@ def same_order(job):
 def node_dies(job):
     """One node goes while it writes a checkpoint."""
     job.edit(*SYNC)
-    job.during(lambda: job.kill_node(), when=(job.out / f"node{job.node}/saving.tmp").exists)
+    job.during(job.kill_node, when=(job.out / f"node{job.node}/saving.tmp").exists)
 
 
 def full(job):

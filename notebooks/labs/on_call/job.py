@@ -1,4 +1,4 @@
-"""A real job of four processes on two nodes, into which a fault is put: processes of this machine, or of Slurm."""
+"""A real job of four processes, two for each of two nodes that are played, into which a fault is put."""
 
 import contextlib
 import multiprocessing
@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from mpdemo.paths import source
 from mpdemo.world.processes import be_killed_with_parent, child_environment
@@ -42,14 +41,13 @@ def run_rank(program, environment, output):
 class Job:
     """The job: its folder, its program, its processes, and what a fault may do to them."""
 
-    patience, master = QUIET, "127.0.0.1"
-
     def __init__(self, random):
         self.random, self.rank = random, int(random.integers(4))
         self.out = Path(tempfile.mkdtemp(prefix="on-call-"))
         self.log, self.program = self.out / "job.log", LAST_WEEK
         self.processes, self.variables, self.threads, self.closing = [], {}, [], []
         self.id, self.ended, self.restarts, self.gpu_text = os.getpid(), False, 0, ""
+        self.lost = None  # the node that is gone
         with socket.create_server(("", 0)) as free:
             self.port = free.getsockname()[1]
         for folder in ("data", "node1", "node2"):
@@ -112,7 +110,7 @@ class Job:
             "OUT": self.out,
             "RANK": rank,
             "WORLD_SIZE": 4,
-            "MASTER_ADDR": self.master,
+            "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": self.port,
         }
         names |= {"OMP_NUM_THREADS": 1, "TORCH_FR_BUFFER_SIZE": 2000, "TORCH_SHOW_CPP_STACKTRACES": 0}
@@ -154,7 +152,7 @@ class Job:
             if size != (size := sum(file.stat().st_size for file in written)):
                 pause, last = max(pause, (now - last) * stepping), now
             failed = any(process.exitcode for process in self.processes)
-            quiet = max(self.patience, PAUSES * pause) if stepping or failed else BEGIN
+            quiet = max(QUIET, PAUSES * pause) if stepping or failed else BEGIN
             if now - last > quiet or now - begin > LONGEST:
                 return
             time.sleep(0.3)
@@ -170,15 +168,24 @@ class Job:
     def state(self):
         """Return RUNNING, or how the job ended, in a word of Slurm's."""
         codes = [process.exitcode for process in self.processes]
+        if self.lost and None not in codes:
+            return "NODE_FAIL"
         return "RUNNING" if None in codes else "FAILED" if any(codes) else "COMPLETED"
 
+    def kill_node(self):
+        """End the ranks of the fault's node, as a power cut does."""
+        self.lost = self.node
+        self.send(signal.SIGKILL, [2 * self.node - 2, 2 * self.node - 1])
+
     def ends(self):
-        """Say of each process how it ended."""
-        codes = [process.exitcode for process in self.processes]
-        return [
-            f"rank {r}: {'is alive' if code is None else f'exit code {code}'}"
-            for r, code in enumerate(codes)
-        ]
+        """Say of each process how it ended, and of each node whether it answers."""
+        said = []
+        for rank, process in enumerate(self.processes):
+            code = process.exitcode
+            end = "is alive" if code is None else f"exit code {code}"
+            said.append(f"rank {rank}: {'no answer' if self.lost == rank // 2 + 1 else end}")
+        nodes = [f"node{number} {'down' if number == self.lost else 'idle'}" for number in (1, 2)]
+        return [*said, "sinfo: " + ", ".join(nodes)]
 
     def rows(self, rank):
         """Return a rank's numbers: step, epoch, first sample, loss, load, compute, all-reduce, norm of the weights."""
@@ -203,61 +210,3 @@ class Job:
         for act in self.closing:
             act()
         shutil.rmtree(self.out, ignore_errors=True)
-
-
-class SlurmJob(Job):
-    """The job as a batch job on two nodes of a throw-away cluster."""
-
-    patience, master = QUIET + 12, "node1"  # Slurm finds a dead node after 10 s
-    labels = ()
-
-    def __init__(self, random, cluster):
-        super().__init__(random)
-        self.cluster, self.found = cluster, {}
-
-    def start_ranks(self):
-        for rank in RANKS:
-            lines = "".join(f"export {name}={value}\n" for name, value in self.own_variables(rank).items())
-            (self.out / f".env-{rank}").write_text(lines)
-        task = f". {self.out}/.env-$SLURM_PROCID; exec {sys.executable} -u {self.out}/train.py"
-        script = f"#!/bin/bash\nsrun --label --kill-on-bad-exit=0 bash -c '{task}'\n"
-        (self.out / "job.sbatch").write_text(script)
-        words = [
-            "sbatch",
-            "--parsable",
-            "-J",
-            "digits",
-            "-N2",
-            "--ntasks-per-node=2",
-            "--no-requeue",
-            "-t5",
-        ]
-        words += [f"--chdir={self.out}", f"--output={self.log}", str(self.out / "job.sbatch")]
-        self.id = self.cluster.client(*words).stdout.strip()
-
-    def pids(self):
-        """The processes of all nodes can be seen from here."""
-        if len(self.found) < 4:
-            for process in psutil.process_iter(["cmdline", "environ"]):
-                words, env = process.info["cmdline"] or [], process.info["environ"] or {}
-                if words[-1:] == [f"{self.out}/train.py"] and "python" in words[0]:
-                    self.found[int(env["RANK"])] = process.pid
-        return {rank: pid for rank, pid in self.found.items() if psutil.pid_exists(pid)}
-
-    def state(self):
-        said = self.cluster.client("squeue", "-h", "-t", "all", "-o", "%T", "-j", self.id).stdout.strip()
-        return "RUNNING" if said in ("PENDING", "CONFIGURING", "COMPLETING") else said
-
-    def ends(self):
-        alive = [f"rank {rank}: {'is alive' if rank in self.pids() else 'has ended'}" for rank in RANKS]
-        return [
-            *alive,
-            "sinfo: " + ", ".join(self.cluster.client("sinfo", "-hNo", "%N %T").stdout.splitlines()),
-        ]
-
-    def kill_node(self):
-        self.cluster.kill_node(f"node{self.node}")
-
-    def close(self):
-        self.cluster.client("scancel", self.id)
-        super().close()
