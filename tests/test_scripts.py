@@ -45,8 +45,8 @@ from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LINES = {
-    "first_ddp.py": 47,
-    "first_single.py": 45,
+    "first_ddp.py": 50,
+    "first_single.py": 36,
     "train_single.py": 247,
     "train_ddp.py": 321,
     "job.py": 375,
