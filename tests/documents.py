@@ -22,7 +22,7 @@ COURSE, TRAINERS = root() / "notebooks/README.md", root() / "notebooks/for_train
 BEGIN, END = "<!-- from the notebooks' metadata -->", "<!-- end of the metadata -->"
 # minutes for an exercise, and for one of the notebook whose exercises are stages of a script
 EACH, OF_A_STAGE = 8, 20
-STAGES = "14"
+STAGES = "94"
 # a row that ends with the hours of the notebooks it links
 DAY = re.compile(r"^(\| \w+ day \|.*\|) [\d.]+ \|$", re.M)
 

@@ -22,15 +22,15 @@ from notebooks import sanitised
 DEADLOCK = "still waits"  # said where a program hangs, after `PATIENCE` seconds; others may need longer
 PATIENCE = 3.0
 LONG = (
-    "10.5",
-    "11.1",
-    "11.5",
-    "11.6",
-    "14.1",
-    "14.2",
-    "14.3",
-    "14.4",
-    "14.5",
+    "90.5",
+    "91.1",
+    "91.5",
+    "91.6",
+    "94.1",
+    "94.2",
+    "94.3",
+    "94.4",
+    "94.5",
 )  # real jobs, or several runs of a script: tried at night
 EXERCISES = exercises()
 PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
@@ -108,12 +108,12 @@ def test_a_right_prediction_is_accepted_and_others_are_refused(number):
 
 @pytest.fixture(autouse=True)
 def no_answer_of_this_clone(tmp_path, monkeypatch):
-    """14.5 then finds no training script of whoever works in this clone, and leaves no file for a picture.
+    """94.5 then finds no training script of whoever works in this clone, and leaves no file for a picture.
 
-    A case of 11 begins anew, with its clock at zero.
+    A case of 91 begins anew, with its clock at zero.
     """
     monkeypatch.setattr(case, "STARTED", {})
-    check._answers("14")
+    check._answers("94")
     own_job = sys.modules["checks.own_job"]
     monkeypatch.setattr(own_job, "OWN", [tmp_path / name / "bard.py" for name in ("own", "solution")])
     monkeypatch.setattr(own_job, "JOBS", tmp_path / "jobs.json")
@@ -169,9 +169,9 @@ def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
     number, solutions, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    if number == "14.5":  # which runs the script of 14.4
+    if number == "94.5":  # which runs the script of 94.4
         (tmp_path / "solution").mkdir()
-        (tmp_path / "solution" / "bard.py").write_text(solved_text("14.4"))
+        (tmp_path / "solution" / "bard.py").write_text(solved_text("94.4"))
     check.check(number, answer_of(number, (), solutions, tmp_path))
     saved = exercises_of(next((root() / "notebooks" / "solutions").glob(f"{number[:2]}_*.ipynb")))[number]
     texts = (" ".join(text.split()) for text in (saved, capsys.readouterr().out))  # lines break elsewhere
@@ -180,13 +180,13 @@ def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
 
 
 @pytest.mark.nightly
-def test_what_13_2_compares_with_is_what_lightning_does(monkeypatch):
+def test_what_93_2_compares_with_is_what_lightning_does(monkeypatch):
     pl = pytest.importorskip(
-        "lightning.pytorch", reason="pip install lightning: the check of 13.2 says what it does"
+        "lightning.pytorch", reason="pip install lightning: the check of 93.2 says what it does"
     )
     monkeypatch.syspath_prepend(root() / "notebooks")
-    names = runpy.run_path(str(root() / "notebooks/checks/13_programs.py"))
-    module, batches = names["task_13_2"]()
+    names = runpy.run_path(str(root() / "notebooks/checks/93_programs.py"))
+    module, batches = names["task_93_2"]()
 
     class Lightning(names["Module"], pl.LightningModule):
         """The module of the check, as one of Lightning's."""
@@ -272,7 +272,7 @@ def test_a_task_is_saved_and_checked(tmp_path, monkeypatch, capsys):
     number = numeric()
     check.check(number, PREDICTIONS[number]["right"])
     check.check(number, (-5.0, 1.0))
-    assert (tmp_path / "work" / "02_2.py").read_text().startswith("def replicate")
+    assert (tmp_path / "work" / "02.2.py").read_text().startswith("def replicate")
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= COLUMNS for line in lines)
     said = [line[:12] for line in lines if line[2:3] == "."]  # the others continue a long one

@@ -229,16 +229,16 @@ def test_an_output_is_a_still_with_its_numbers_until_the_player_takes_its_place(
     assert still.get_attribute("alt") == repr(output) and still.bounding_box()["height"] > 150
 
 
-def test_the_player_answers_the_exercise_of_12(shown):
+def test_the_player_answers_the_exercise_of_92(shown):
     window = shown(all=True, bandwidth=4)
     fastest = "step.teams.reduce((a, b) => b.end < a.end ? b : a).name.toLowerCase()"
     assert window.evaluate(fastest) == "fsdp"
     window.locator("[data-key=bandwidth]").fill("2")
-    assert window.evaluate(fastest) == exercises("12")["12.5"]["right"]
+    assert window.evaluate(fastest) == exercises("92")["92.5"]["right"]
     assert window.inner_text("output >> nth=4") == "2 GB/s"
     assert (
         window.evaluate("step.teams.map(team => team.name.toLowerCase())")
-        == exercises("12")["12.5"]["choices"]
+        == exercises("92")["92.5"]["choices"]
     )
 
 

@@ -26,7 +26,7 @@ from mpdemo.notebook.check import check
 check({number!r}, {wrong!r})
 check({number!r}, {right!r})
 Path("work").mkdir(exist_ok=True)
-Path("work/00_1.py").write_text({program!r})
+Path("work/00.1.py").write_text({program!r})
 check("00.1")
 """
 ALONE = """

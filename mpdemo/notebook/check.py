@@ -1,7 +1,7 @@
 """Check a reader's answer to an exercise, and say one of three things: not answered, not yet, right.
 
 In a notebook, ``check("09.2", answer)`` checks a value or a function. The cell magic ``%%task 03.4`` saves the cell as
-``work/03_4.py`` and checks this file; ``%%task 00.9 sbatch`` saves ``work/00_9.sbatch``. An answer that still holds an
+``work/03.4.py`` and checks this file; ``%%task 00.9 sbatch`` saves ``work/00.9.sbatch``. An answer that still holds an
 Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook runs from top to bottom as it is.
 
 Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
@@ -81,7 +81,7 @@ def verdict(number, answer=...) -> tuple[str, str]:
         )
     row, name = _row(number), number.replace(".", "_")
     if answer is ...:
-        answer = next(iter(sorted((root() / "work").glob(f"{name}.*"))), ...)
+        answer = next(iter(sorted((root() / "work").glob(f"{number}.*"))), ...)
     if is_blank(answer):
         return "open", "not answered yet. Replace the ... and run this cell again."
     try:
@@ -198,7 +198,7 @@ def save_task(line, cell):
     if not line.split():
         raise UserError("%%task needs the number of an exercise, as in: %%task 03.4")
     number, suffix = (*line.split(), "py")[:2]
-    path = root() / "work" / f"{number.replace('.', '_')}.{suffix}"
+    path = root() / "work" / f"{number}.{suffix}"
     path.parent.mkdir(exist_ok=True)
     path.write_text(cell)
     check(number, path)

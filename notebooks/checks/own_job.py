@@ -1,6 +1,6 @@
 """Runs a reader's batch script and training script together: one warning, one resume, and the losses of both runs.
 
-The training is the reader's own `bard.py` once it resumes (14.4), else the solution's, else a stand-in without PyTorch.
+The training is the reader's own `bard.py` once it resumes (94.4), else the solution's, else a stand-in without PyTorch.
 """
 
 import json
@@ -85,7 +85,7 @@ def own_training():
     ):
         if script.exists() and knows_usr1(script):
             return script, whose
-    return None, "a stand-in, as bard.py doesn't resume yet (14.4)"
+    return None, "a stand-in, as bard.py doesn't resume yet (94.4)"
 
 
 def losses_at(printed) -> dict:

@@ -1,4 +1,4 @@
-"""Pictures of runs that are stopped: one training run in several jobs (notebook 14), what failures cost (10)."""
+"""Pictures of runs that are stopped: one training run in several jobs (notebook 94), what failures cost (90)."""
 
 from mpdemo.notebook.plots import style
 

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node=2 notebooks/labs/failures/memory.py 20
 
 The operating system's limit on a process's memory stands for that of a GPU. Taught in
-notebooks/11_when_it_breaks.ipynb.
+notebooks/91_when_it_breaks.ipynb.
 """
 
 import resource

@@ -1,4 +1,4 @@
-"""Checks of notebook 14: the reader's script, run as it is, and the batch script that submits it.
+"""Checks of notebook 94: the reader's script, run as it is, and the batch script that submits it.
 
 What it does is observed in real processes (own_script.py); whether it is the same training, and resumes, says
 ``python -m mpdemo same``. The batch script runs on a throw-away Slurm where one can be started (own_job.py).
@@ -50,7 +50,7 @@ def losses(printed) -> list:
     ]
 
 
-def check_14_1(script):
+def check_94_1(script):
     (_, (was, *_)), (printed, (noted, *_)) = run(FOUND, 1), run(script, 1)
     assert losses(printed), "It prints no loss any more."
     for name in ("parameters", "tokens", "steps"):
@@ -83,11 +83,11 @@ def check_14_1(script):
     )
 
 
-def check_14_2(script):
+def check_94_2(script):
     judged(script, "--strict", "--batches=4")
 
 
-def check_14_3(script):
+def check_94_3(script):
     printed, seen = run(script, 2)
     steps, noted = seen[0]["steps"], seen[0]
     assert len(losses(printed)) > 1, "It prints no losses any more: read them seldom, but read them."
@@ -105,7 +105,7 @@ def check_14_3(script):
     )
 
 
-def check_14_4(script):
+def check_94_4(script):
     assert knows_usr1(script), "It doesn't know SIGUSR1, which Slurm sends before the time limit."
     notes = judged(script, "--resume", "--processes=1,2")
     assert not any("not handle SIGTERM" in note for note in notes), (
@@ -139,7 +139,7 @@ def judged(script, *options):
 AGAIN = "What it submits stops in time, saves, and resumes with the same losses, however often its time limit comes."
 
 
-def check_14_5(path):
+def check_94_5(path):
     to_script, (script, whose) = read(check_text(path)), own_job.own_training()
     requeues.require_progress(path, to_script, "bard-{}/.metadata")
     with trial(nodes=1) as place:

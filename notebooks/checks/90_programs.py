@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 10: a complete checkpoint, one of all ranks, and how often to save."""
+"""Tests of the programs in notebook 90: a complete checkpoint, one of all ranks, and how often to save."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import math
@@ -40,7 +40,7 @@ def steps_of(training, steps):
     return rows
 
 
-def test_10_1(rank, n):
+def test_90_1(rank, n):
     whole = steps_of(new_training(0), STEPS)
     for stop in (3, 5, 9):  # within the first epoch, at its end, within the second
         path, training, after = folder / f"{stop}.pt", new_training(0), f"Stopped after {stop} steps"
@@ -62,7 +62,7 @@ def test_10_1(rank, n):
             assert loss == right_loss, f"{after}: {dropout if step == stop + 1 else later}"
 
 
-def test_10_2(rank, n):
+def test_90_2(rank, n):
     path = folder / "checkpoint.pt"
     with slow_saves() as saved:
         save({f"weight{rank}": torch.full((2,), float(rank))}, path, rank, n)
@@ -123,7 +123,7 @@ class Job:
         self.now += [*COSTS, *[12] * LAST][len(self.gaps) - 1]
 
 
-def test_10_4(rank, n):
+def test_90_4(rank, n):
     job = Job(program, rank, n)
     try:
         train(LAST, job.step, job.save, BETWEEN)

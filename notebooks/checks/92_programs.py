@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 12: recompute blocks, and the logits of a few tokens at a time, to keep less."""
+"""Tests of the programs in notebook 92: recompute blocks, and the logits of a few tokens at a time, to keep less."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import sys
@@ -55,7 +55,7 @@ def plain(blocks, outputs):
     return outputs
 
 
-def test_12_2(rank, n):
+def test_92_2(rank, n):
     wanted, once, plain_peak = step_of(plain)
     own, calls, peak = step_of(forward)
     require_gradients(own, wanted, "In all blocks")
@@ -82,7 +82,7 @@ def loss_of(loss):
     return value.item(), [head.weight.grad, x.grad], memory.peak()
 
 
-def test_12_3(rank, n):
+def test_92_3(rank, n):
     right, wanted, whole = loss_of(lambda head, x, targets: cross_entropy(head(x), targets))
     value, own, peak = loss_of(loss)
     assert abs(value - right) < 1e-4, (

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 13: Muon on sharded weights, a trainer's arguments, a loop of Accelerate's."""
+"""Tests of the programs in notebook 93: Muon on sharded weights, a trainer's arguments, a loop of Accelerate's."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import copy
@@ -37,7 +37,7 @@ def sharded():
     return list(one.parameters()), list(model.parameters())
 
 
-def test_13_1(rank, n):
+def test_93_1(rank, n):
     wholes, weights = sharded()
     before, calls, alone = [whole.detach().clone() for whole in wholes], [], []
 
@@ -106,7 +106,7 @@ class Module(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
 
 
-def task_13_2():
+def task_93_2():
     """Return a module, and ten batches: only the first four together have a gradient large enough to be clipped."""
     torch.manual_seed(0)
     sizes = 4 * [2.0] + 6 * [0.3]
@@ -117,7 +117,7 @@ def as_lightning(
     zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(3, 7, 9), clip=clip_grad_norm_
 ):
     """Train as Lightning does with accumulate_grad_batches=4; other numbers of batches make a mistake."""
-    module, batches = task_13_2()
+    module, batches = task_93_2()
     optimizer, losses = module.configure_optimizers(), []
     for number, batch in enumerate(batches):
         if number in zeros:
@@ -150,8 +150,8 @@ MISTAKES_13_2 = {
 }
 
 
-def test_13_2(rank, n):
-    module, batches = task_13_2()
+def test_93_2(rank, n):
+    module, batches = task_93_2()
     losses = fit(module, batches, 4, 0.3)
     for mistake, wrong in MISTAKES_13_2.items():
         same = torch.allclose(module.net.weight, as_lightning(**wrong)[0], atol=1e-6)
@@ -164,7 +164,7 @@ def test_13_2(rank, n):
     assert losses == wanted, (
         "The weights are Lightning's, but not the losses: fit returns all ten, undivided."
     )
-    module, batches = task_13_2()
+    module, batches = task_93_2()
     fit(module, batches)
     right, _ = as_lightning(**WITHOUT)
     assert torch.equal(module.net.weight, right), (
@@ -172,7 +172,7 @@ def test_13_2(rank, n):
     )
 
 
-def task_13_3():
+def task_93_3():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     torch.manual_seed(1)
@@ -181,7 +181,7 @@ def task_13_3():
 
 def one_device(rates=2, every=4, scale=1.0, clips="each update"):
     """Return what one device learns from both processes' batches; another argument makes a mistake."""
-    model, dataset = task_13_3()
+    model, dataset = task_93_3()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     for number, (x, labels) in enumerate(DataLoader(dataset, 16), 1):
@@ -215,8 +215,8 @@ MISTAKES_13_3 = {
 }
 
 
-def test_13_3(rank, n):
-    model, dataset = task_13_3()
+def test_93_3(rank, n):
+    model, dataset = task_93_3()
     sizes = []
     model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     train(model, dataset)

@@ -1,4 +1,4 @@
-"""Checks of notebook 10: what failures cost on so many GPUs, and a batch script that requeues its own job and resumes.
+"""Checks of notebook 90: what failures cost on so many GPUs, and a batch script that requeues its own job and resumes.
 
 Where a Slurm can be started, the script runs: once training, its shell is warned, and the job goes back and resumes.
 """
@@ -42,7 +42,7 @@ MISTAKES = [  # what was done, and the message
 ]
 
 
-def check_10_3(plan):
+def check_90_3(plan):
     for job in JOBS:
         (interval, lost), right = plan(*job), priced(*job)
         said = f"For {job[0]:,} GPUs, saves of {job[1]} s and restarts of {job[2]} s, plan"
@@ -60,7 +60,7 @@ def check_10_3(plan):
     return f"With saves of 60 s, your second number is {' and '.join(lost)}."
 
 
-def check_10_5(path):
+def check_90_5(path):
     text = check_text(path)
     started = re.search(rf"^\s*srun .*torchrun .*{COMMAND}", text.replace("\\\n", " "), re.M)
     assert started, f"srun no longer runs torchrun {COMMAND}."
