@@ -272,7 +272,10 @@ def test_a_task_is_saved_and_checked(tmp_path, monkeypatch, capsys):
     number = numeric()
     check.check(number, PREDICTIONS[number]["right"])
     check.check(number, (-5.0, 1.0))
-    assert (tmp_path / "work" / "02.2.py").read_text().startswith("def replicate")
+    saved = tmp_path / "work" / "02.2.py"
+    assert saved.read_text().startswith("def replicate")
+    saved.rename(saved.with_name("02_2.py")).write_text("pass")  # of an edition that numbered otherwise
+    assert verdict("02.2")[0] == "open"
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= COLUMNS for line in lines)
     said = [line[:12] for line in lines if line[2:3] == "."]  # the others continue a long one
