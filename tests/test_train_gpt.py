@@ -298,3 +298,5 @@ def test_another_model_or_other_batches_do_not_resume(tmp_path):
     for changed in ("--heads=4", "--blocks=3", "--batch=12"):
         with pytest.raises(AssertionError, match="run-1 has .*, this run .*: other data would follow"):
             run_mesh(tmp_path, [*flags, changed], 1)
+    with pytest.raises(AssertionError, match=r"--steps 999: --epochs end after \d+, so give more of them"):
+        run_mesh(tmp_path, [*flags, "--steps=999"], 1)

@@ -191,6 +191,14 @@ def saved(start):
     return [path for path in numbered(start) if (path / ".metadata").is_file()]
 
 
+def foreign(path):
+    """Whether something of a checkpoint's name is none, neither whole nor begun: yours, to be left alone."""
+    if not path.is_dir():
+        return True
+    names = {file.name for file in path.iterdir()}
+    return ".metadata" not in names and not all(name.startswith((".metadata", "__")) for name in names)
+
+
 def damage(folder):
     """Return what is wrong with a checkpoint, or None; each rank checks the sums of a part of it."""
     try:
@@ -257,12 +265,19 @@ def try_to_save(start):
         start.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{start.name}-", dir=start.parent) as folder:
             Path(folder, "file").write_text("is it full?")
-        if files := [path for path in numbered(start) if not path.is_dir()]:
-            found = f"{files[0]} is no folder"
+        if others := [path for path in numbered(start) if foreign(path)]:
+            found = f"{others[0]} is there, and is none: move it away, or choose another name"
     except OSError as error:
         found = str(error)
     if found := [text for text in gather(found) if text]:
         end(f"no checkpoint {start}-* can be written ({found[0]})")
+
+
+def last_step(steps, all_steps):
+    """Return the step after which a run ends, of --steps and what --epochs have; None: all."""
+    if steps and steps > all_steps:
+        end(f"--steps {steps}: --epochs end after {all_steps}, so give more of them")
+    return steps or all_steps
 
 
 class Run:
@@ -304,6 +319,7 @@ class Run:
         weights = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         dcp_state.set_state_dict(model, optimizer, **weights, options=OPTIONS)
         vars(self).update(state["progress"], whole=[folder])  # done, lost and seen
+        say(f"goes on from {folder}, after {self.done} steps")
 
     def look(self, loss, items, norm, rate):
         """Note a step, with this rank's sum of losses; log if it is time; return whether to save."""
@@ -368,5 +384,5 @@ class Run:
             end(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
         self.writing = None
         for old in numbered(self.start) if dist.get_rank() == 0 else ():  # unfinished ones, too
-            if steps_of(old) < self.done and old not in self.whole:
+            if steps_of(old) < self.done and old not in self.whole and not foreign(old):
                 shutil.rmtree(old, onerror=lambda _, path, why: say(f"{path} stays ({why[1]})"))

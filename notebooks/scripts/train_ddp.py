@@ -43,6 +43,7 @@ TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a sav
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
 NAME = sys.argv[1] if sys.argv[1:] else "train_ddp"  # how its files begin, on a shared disk
+OTHERS = sys.argv[2:]
 CHECKPOINT = Path(NAME)
 STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
@@ -124,8 +125,9 @@ def short(error):
 
 def try_folder():
     """Return why no checkpoint could be written, or None."""
-    if os.path.basename(NAME) in ("", ".", ".."):
-        return f"checkpoints cannot be named {NAME!r}: say how their names begin, such as runs/mine"
+    if OTHERS or NAME[:1] == "-" or os.path.basename(NAME) in ("", ".", ".."):
+        given = " ".join([NAME, *OTHERS])
+        return f"checkpoints cannot be named {given!r}: say how their names begin, such as runs/mine"
     trial = Path(f"{CHECKPOINT}-trying.tmp")  # a folder, which nobody takes for a checkpoint
     try:
         trial.mkdir(parents=True, exist_ok=True)
@@ -174,6 +176,7 @@ def resume(state, model, optimizer):
         if "model" in state:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
+            say(f"goes on from {file}, after {state['steps']} steps")
     except Exception as error:  # another model has other names, shapes or numbers of parameters
         end(f"{file} does not fit this model ({short(error)})")
     with contextlib.suppress(OSError):

@@ -193,7 +193,7 @@ def train(args, device, mesh, model, sets):
     train, checked = sets
     length = len(train) // args.batch  # steps of an epoch
     steps = args.epochs * length
-    last = min(steps, args.steps or steps)
+    last = job.last_step(args.steps, steps)
     sizes = {"size": args.batch, "of an epoch": length, "blocks": args.blocks, "heads": args.heads}
     peak = job.PEAK["bf16" if args.bf16 else "fp32"]
     run = job.Run(args.checkpoint, sizes, model.operations, peak, last=last)

@@ -33,6 +33,7 @@ SAVE_STEPS, SAVE_MINUTES = 60, 15  # whichever comes first; the newest two check
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
 NAME = sys.argv[1] if sys.argv[1:] else "train_single"  # how its files' names begin
+OTHERS = sys.argv[2:]
 CHECKPOINT = Path(NAME)
 STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
@@ -75,8 +76,9 @@ def short(error):
 
 def try_folder():
     """Return why no checkpoint could be written, or None."""
-    if os.path.basename(NAME) in ("", ".", ".."):
-        return f"checkpoints cannot be named {NAME!r}: say how their names begin, such as runs/mine"
+    if OTHERS or NAME[:1] == "-" or os.path.basename(NAME) in ("", ".", ".."):
+        given = " ".join([NAME, *OTHERS])
+        return f"checkpoints cannot be named {given!r}: say how their names begin, such as runs/mine"
     trial = Path(f"{CHECKPOINT}-trying.tmp")  # a folder, which nobody takes for a checkpoint
     try:
         trial.mkdir(parents=True, exist_ok=True)
@@ -117,6 +119,7 @@ def resume(state, model, optimizer):
             optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # another model has other names, shapes or numbers of parameters
             sys.exit(f"{file} does not fit this model ({short(error)})")
+        logging.info(f"goes on from {file}, after {state['steps']} steps")
         with contextlib.suppress(OSError):
             for bad in damaged:  # it is none of the newest two, which are kept
                 bad.rename(bad.with_suffix(".damaged"))
