@@ -1,10 +1,11 @@
 """Repairs for nbval 0.11.0 (its last release is of March 2024): a green cell means what it says.
 
-Each is a few lines and is tried against the real nbval, with and without the repair, in
-tests/test_notebooks_nbval.py.
+Beside them each cell's seconds are noted, in the file that `MPDEMO_CELL_SECONDS` names. Each repair is a few lines
+and is tried against the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
 """
 
 import os
+import signal
 import time
 from queue import Empty
 
@@ -49,11 +50,27 @@ def await_reply_of_a_live_kernel(self, msg_id, timeout=None):
 
 def run_and_believe_the_reply(self):
     """Fail a cell that an unknown magic stopped: it sends a message on stderr and no error."""
-    runtest(self)
+    begin = time.monotonic()
+    try:
+        runtest(self)
+    finally:
+        note(self, time.monotonic() - begin)
     status = getattr(self.parent.kernel, "last_status", "ok")
     raised = any(output.output_type == "error" for output in self.test_outputs or [])
     if status == "error" and not raised:
         self.raise_cell_error("the cell stopped early without a traceback: an unknown magic?")
+
+
+def note(cell, seconds):
+    """Append a line: seconds, notebook, cell's number among the code cells."""
+    if file := os.environ.get("MPDEMO_CELL_SECONDS"):
+        with open(file, "a") as notes:
+            notes.write(f"{seconds:.1f} {cell.parent.path.name} cell {cell.cell_num}\n")
+
+
+def pytest_configure(config):
+    """Let SIGTERM end the run as Ctrl+C does, which shuts the kernel down with all that it has started."""
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
 
 
 nbval.kernel.start_new_kernel = start_kernel_that_captures_children

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
 import visible  # noqa: E402
 
-pytest_plugins = ["skips", "jpegs"]
+pytest_plugins = ["skips", "jpegs", "slowest", "ending"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # three workers share the cores
 SLURM = ("slurm-wlm", "munge")  # Debian's packages
 SHARED_CLUSTER = pytest.StashKey()

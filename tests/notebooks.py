@@ -38,6 +38,7 @@ from project import environment, fresh_copy
 
 from mpdemo.paths import root
 from mpdemo.tools.cluster import Cluster
+from mpdemo.world.processes import be_killed_with_parent
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
@@ -191,7 +192,13 @@ def nbval(name, project, whole=True, **environ):
     command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", str(path)]
     env = environment(project, MPDEMO_ROUNDS="2", **environ)
     return subprocess.run(
-        command, cwd=project, env=env, timeout=NBVAL_LIMIT, capture_output=True, text=True
+        command,
+        cwd=project,
+        env=env,
+        timeout=NBVAL_LIMIT,
+        capture_output=True,
+        text=True,
+        preexec_fn=be_killed_with_parent,
     )
 
 
