@@ -37,7 +37,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
-    ("/jobs", 12_500, "spec, sites, batch script, check, submission, following"),
+    ("/jobs", 12_900, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
         12_100,
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        190_750,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        190_850,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
