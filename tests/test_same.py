@@ -628,7 +628,14 @@ def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, 
     assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [8, 16]
 
 
-HOME = ["train_single.py", "train_ddp.py", "train_accelerate.py", "train_fsdp.py", "finetune_lora.py"]
+HOME = [
+    "train_single.py",
+    "train_ddp_small.py",
+    "train_ddp.py",
+    "train_accelerate.py",
+    "train_fsdp.py",
+    "finetune_lora.py",
+]
 HOME += [f"train_gpt.py --{name} {{n}}" for name in ("pp", "replicate", "shard", "cp", "tp")]
 HOME += ["experts.py --ep {n}"]
 SAVES_NOTHING, NOT_SHARED = "train_accelerate.py", "samples not shared"

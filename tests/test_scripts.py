@@ -49,10 +49,11 @@ LINES = {
     "first_single.py": 36,
     "train_single.py": 250,
     "train_ddp.py": 324,
+    "train_ddp_small.py": 95,
     "job.py": 388,
 }
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
-OTHERS, ALL_LINES = 200, 2521  # of any other one, of all
+OTHERS, ALL_LINES = 200, 2616  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -127,7 +128,8 @@ def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_three
 
 
 @pytest.mark.parametrize("script", [
-    "first_ddp.py", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("train_ddp.py", "train_accelerate.py"))
+    "first_ddp.py",
+    *(pytest.param(f"train_{name}.py", marks=pytest.mark.nightly) for name in ("ddp_small", "ddp", "accelerate")),
 ])  # fmt: skip
 def test_each_process_draws_its_own_random_numbers(copy, script):
     """In dropout, for instance."""
@@ -138,6 +140,40 @@ def test_each_process_draws_its_own_random_numbers(copy, script):
     printed = launch(copy, script, processes=2, changes=[(step, f"{step}; {draw}")])
     drawn = re.findall(r"drew (\S+)", printed)
     assert len(drawn) >= 2 * 3 * 24 and len({*drawn}) == len(drawn)
+
+
+SMALL = "train_ddp_small.py"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The short script with dropout, run by two processes without an end before its own: what it says and saves."""
+    folder = Path(shutil.copytree(SCRIPTS, tmp_path_factory.mktemp("small") / "scripts"))
+    printed = launch(folder, SMALL, processes=2, changes=[("nn.Flatten()", "nn.Flatten(), nn.Dropout()")])
+    return losses(printed), content(folder / "train_ddp_small.pt")
+
+
+def test_the_short_script_has_the_losses_of_one_process_and_those_of_the_first_one(copy):
+    one, two = (losses(launch(copy, SMALL, f"{n}.pt", processes=n)) for n in (1, 2))
+    assert len(one) == 5 and one == pytest.approx(two, abs=TOLERANCE)
+    first = re.findall(r"loss ([\d.]+)", launch(copy, "first_ddp.py", processes=2))
+    assert [*map(float, first)] == pytest.approx(two[:3], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "place", ["part.replace(FILE)", "optimizer.step()"], ids=["while it saves", "in a step"]
+)
+def test_the_short_script_killed_and_resumed_ends_as_if_it_had_not_been(copy, uninterrupted, place):
+    """Killed in the third epoch; half a file may lie beside the whole one."""
+    dropout = ("nn.Flatten()", "nn.Flatten(), nn.Dropout()")
+    third = "state['epochs'] == 3" if "FILE" in place else "epoch == 2 and rank == 1"
+    cut = "part.write_bytes(b'half') and " * ("FILE" in place)
+    kill = (place, f"{third} and {cut}os.kill(os.getpid(), 9); {place}")
+    killed = losses(launch(copy, SMALL, processes=2, changes=[dropout, kill], fails=True))
+    resumed = losses(launch(copy, SMALL, processes=2, changes=[dropout]))
+    assert killed[:2] + resumed == uninterrupted[0] and len(resumed) == 3
+    assert content(copy / "train_ddp_small.pt") == uninterrupted[1]
+    assert losses(launch(copy, SMALL, processes=2, changes=[dropout])) == []
 
 
 @pytest.mark.nightly
@@ -155,6 +191,7 @@ def test_ddp_validates_with_the_batch_norm_statistics_that_it_saves(copy):
 @pytest.mark.parametrize(("script", "said"), [
     ("train_single.py", "srun started several processes, and each would train alone: use train_ddp.py"),
     ("train_ddp.py", "RANK is not set: start this script with torchrun"),
+    ("train_ddp_small.py", "RANK is not set: start this script with torchrun"),
     ("train_fsdp.py", "RANK is not set: start this script with torchrun"),
 ])  # fmt: skip
 def test_a_bare_srun_of_several_processes_is_refused(copy, monkeypatch, script, said):

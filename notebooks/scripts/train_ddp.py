@@ -59,7 +59,7 @@ def make_model():  # yours: any nn.Module
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
 
 
-class Seeded(Dataset):
+class Seeded(Dataset):  # 10
     """The images, with random numbers that depend on epoch and image, whichever process reads them."""
 
     def __init__(self, dataset):
@@ -70,14 +70,14 @@ class Seeded(Dataset):
         return self.dataset[place[1]]
 
 
-def places(images, first, rank, world):
+def places(images, first, rank, world):  # 2, 5, 10: in place of the sampler
     """Yield epoch and number of a rank's images in each batch after the first; reads no others."""
     length = images // BATCH  # steps of an epoch
     for epoch in range(first // length, EPOCHS):
         order = torch.randperm(images, generator=torch.Generator().manual_seed(epoch)).tolist()
         for step in range(max(first, epoch * length), (epoch + 1) * length):
             batch = order[step % length * BATCH :][:BATCH]  # the same for any number of ranks
-            yield [(epoch, image) for image in batch[rank::world]]
+            yield [(epoch, image) for image in batch[rank::world]]  # 3, 11: equal up to one image
 
 
 def join():
@@ -86,14 +86,14 @@ def join():
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
     for number in STOP:
-        signal.signal(number, lambda number, frame: signals.append(number))
+        signal.signal(number, lambda number, frame: signals.append(number))  # 12: a warning
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # so that the loader's workers do not die of it
     faulthandler.register(signal.SIGUSR2)
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
-        torch.accelerator.set_device_index(device.index)
+        torch.accelerator.set_device_index(device.index)  # 1
     backends = f"cpu:gloo,{GPU.type}:{dist.get_default_backend_for_device(GPU)}" if GPU else "gloo"
-    dist.init_process_group(backends, timeout=TIMEOUT)  # gloo: for tensors on the CPU
+    dist.init_process_group(backends, timeout=TIMEOUT)  # 1, 17; gloo: for tensors on the CPU
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)
     logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first
@@ -123,7 +123,7 @@ def short(error):
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def try_folder():
+def try_folder():  # 14
     """Return why no checkpoint could be written, or None."""
     if OTHERS or NAME[:1] == "-" or os.path.basename(NAME) in ("", ".", ".."):
         given = " ".join([NAME, *OTHERS])
@@ -137,7 +137,7 @@ def try_folder():
     return None
 
 
-def saved():
+def saved():  # 14
     """Return the files CHECKPOINT-STEPS.pt, the newest first."""
     names = re.compile(re.escape(CHECKPOINT.name) + r"-\d+\.pt")
     files = [file for file in CHECKPOINT.parent.glob("*.pt") if names.fullmatch(file.name)]
@@ -145,7 +145,7 @@ def saved():
     return sorted(files, key=lambda file: int(file.stem.split("-")[-1]), reverse=True)
 
 
-def resume(state, model, optimizer):
+def resume(state, model, optimizer):  # 9, 14, 15
     """Load the newest whole checkpoint, if any; every rank must find the one that rank 0 finds."""
     if failed := gather(try_folder() if dist.get_rank() == 0 else None)[0]:
         end(failed)
@@ -154,7 +154,7 @@ def resume(state, model, optimizer):
         try:
             with zipfile.ZipFile(file) as archive:
                 assert not archive.testzip(), "wrong checksum"  # torch.load does not compare them
-            state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
+            state = torch.load(file, map_location="cpu")  # 9: on the GPU it would stay there, unused
             lost = {"steps", "loss", "batches", "model", "optimizer"} - state.keys()
             assert not lost, f"without {lost}"
             found = f"{file} with {state['batches']}"
@@ -166,7 +166,7 @@ def resume(state, model, optimizer):
     node = os.environ.get("SLURMD_NODENAME", platform.node())
     every = gather((found, f"rank {dist.get_rank()} on {node} finds {found}"))
     for other, text in every:
-        if other != every[0][0]:  # it would train another model, and the others average with it
+        if other != every[0][0]:  # 15: it would train another model, and the others average with it
             end(f"{text}, but {every[0][1]}: all need the same folder {CHECKPOINT.parent.resolve()}")
     if found.startswith("no whole"):
         end(f"{found} can be read: move them away to start anew")
@@ -185,7 +185,7 @@ def resume(state, model, optimizer):
     return state
 
 
-def save(state):
+def save(state):  # 8, 14
     """Write a checkpoint whole or not at all, keep the newest two; return what went wrong, or None."""
     file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
     part, wrong = file.with_suffix(".tmp"), None
@@ -194,8 +194,8 @@ def save(state):
         with part.open("xb") as output:
             torch.save(state, output)
             output.flush()
-            os.fsync(output.fileno())  # on the disk before it gets its name
-        part.replace(file)  # if we are killed before this, the older ones are whole
+            os.fsync(output.fileno())  # 14: on the disk before it gets its name
+        part.replace(file)  # 8: if we are killed before this, the older ones are whole
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
         wrong = f"{file} could not be written ({short(error)}); the checkpoints before it stay"
     with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ def peak_mib():
     return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
 
 
-def accuracy(model, check, device):
+def accuracy(model, check, device):  # 16
     """Return the fraction of correct predictions; each rank validates its own part of the images."""
     rank, world = dist.get_rank(), dist.get_world_size()
     for buffer in model.buffers():  # batch norm: with the statistics that rank 0 saves
@@ -262,14 +262,14 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     state = {"steps": 0, "loss": 0.0, "batches": {"size": BATCH, "of an epoch": length}}
     state = resume(state, model, optimizer)
-    ddp = DistributedDataParallel(model)  # copies rank 0's weights to all
+    ddp = DistributedDataParallel(model)  # 4: copies rank 0's weights to all
     operations = count(train)
     options = {"num_workers": WORKERS, "pin_memory": GPU is not None}
     todo = places(len(train), state["steps"], rank, world)
     loader = DataLoader(Seeded(train), batch_sampler=todo, **options)
     losses, wrote = [], (began := time.monotonic())
     for done, (images, labels) in enumerate(loader, state["steps"] + 1):  # done: with this step
-        torch.manual_seed(done * world + rank)  # dropout: each part of each batch its own, also resumed
+        torch.manual_seed(done * world + rank)  # 7, 10: dropout: each part of each batch its own
         falls = 0.5 + 0.5 * math.cos(math.pi * (done - 1) / EPOCHS / length)
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(done / WARM_UP, falls)
@@ -278,17 +278,17 @@ def main():
             outputs = ddp(images)
         loss = cross_entropy(outputs.float(), labels, reduction="sum") / BATCH
         optimizer.zero_grad()
-        (loss * world).backward()  # DDP averages over the ranks, whose parts may differ by an image
+        (loss * world).backward()  # 11: DDP averages over the ranks, whose parts may differ by an image
         norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         losses.append(loss.detach())
         if done % LOOK and done % SAVE_STEPS and done % length:
             continue  # else all look, in one all-reduce, and decide the same
-        warned = bool(signals or signal.sigpending() & STOP)  # comes to each rank at another moment
-        due = rank == 0 and time.monotonic() - wrote > 60 * SAVE_MINUTES  # one clock decides for all
+        warned = bool(signals or signal.sigpending() & STOP)  # 12: at another moment on each rank
+        due = rank == 0 and time.monotonic() - wrote > 60 * SAVE_MINUTES  # 13: one clock for all
         own = [*torch.stack([*losses, norm / world]).tolist(), warned, due]  # waits for the GPU
-        dist.all_reduce(total := torch.tensor(own, dtype=torch.double))
-        if not total.isfinite().all():
+        dist.all_reduce(total := torch.tensor(own, dtype=torch.double))  # 6, 13: all decide the same
+        if not total.isfinite().all():  # 17
             bad = gather(min([k for k, x in enumerate(own) if not math.isfinite(x)], default=math.inf))
             step = min(done, done - len(losses) + 1 + min(bad))
             what = f"the loss or gradient of rank {bad.index(min(bad))} is not finite"
@@ -316,8 +316,8 @@ def main():
         if warned:
             break
         losses, began = [], time.monotonic()
-    dist.barrier()  # no rank leaves while rank 0 still writes
-    dist.destroy_process_group()
+    dist.barrier()  # 8: no rank leaves while rank 0 still writes
+    dist.destroy_process_group()  # 1
 
 
 if __name__ == "__main__":  # the loader's workers may import this file again
