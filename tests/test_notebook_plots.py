@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
@@ -40,6 +41,14 @@ def shown():
     yield scaling_pictures.arrivals(
         {"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0
     )
+    numbers = [[3, 10], [-1, 0.25]]
+    yield plots.matrices(
+        ("x", numbers, "columns"), "→ relu →", ("y", [[3, 10]], 1), "and", ("z", [7], None)
+    )
+    yield plots.matrices(("samples", range(8), [0, 1, 2, 3] * 2), ranks=4)
+    yield plots.messages(("before", [3, 1, 2]), [(0, 1), (2, 1)], ("after", [6, 6, 6]))
+    yield plots.ring([[3, 2, 3], [10, 3, 30], [1, 1, 3]], [0, 1, 2], done=[3, 3, 3])
+    yield plots.grid([[0, 4], [1, 5], [2, 6], [3, 7]], ("data parallel", "tensor parallel"), per_node=4)
 
 
 def texts(axes):
@@ -51,7 +60,13 @@ def texts(axes):
         # one that shares its labels has none
         placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
         labels += [label for place, label in placed if low <= place <= high]
-    written = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
+    beside = [text for legend in axes.figure.legends for text in legend.get_texts()]
+    written = [
+        *beside,
+        *axes.texts,
+        *(labels if axes.axison else []),
+        *(legend.get_texts() if legend else []),
+    ]
     return [text for text in written if text.get_text().strip()]
 
 
@@ -68,6 +83,32 @@ def test_every_text_is_inside_the_figure_and_on_no_other_text(bundle):
     for index, (text, box) in enumerate(boxes):
         for other, rest in boxes[index + 1 :]:
             assert not box.padded(-1).overlaps(rest), f"{text!r} lies on {other!r}"
+
+
+def test_a_matrix_says_who_has_each_number_in_colours_hatches_and_words():
+    tensor = torch.tensor([[1.0, 2.0], [3.0, 1.0]], requires_grad=True)
+    shown = plots.matrices(("x", tensor), "@", ("up", [[1, -1], [1, 2]], "columns"))
+    assert (
+        repr(shown) == "x [[1, 2], [3, 1]] (both ranks) @ up [[1, -1], [1, 2]] (of ranks [[0, 1], [0, 1]])"
+    )
+    assert shown.metadata["image/png"]["alt"] == repr(shown)
+    looks = [(to_hex(box.get_facecolor()), box.get_hatch()) for box in shown.figure.axes[0].patches]
+    assert len(set(looks[:4])) == 1 and looks[4] == looks[6] != looks[5] == looks[7]
+    assert len({hatch for _, hatch in looks}) == 2
+    rows = plots.matrices(("w", [[1], [2], [3], [4]], "rows"), ranks=4)
+    assert repr(rows).endswith("(of ranks [[0], [1], [2], [3]])")
+
+
+def test_messages_are_gray_where_all_ranks_have_the_same():
+    shown = plots.messages(("has", [3, 1]), [(0, 1), (1, 0)], ("sum", torch.tensor([4, 4])))
+    looks = [to_hex(box.get_facecolor()) for box in shown.figure.axes[0].patches]
+    assert len(looks) == 4 and looks[2] == looks[3] and len(set(looks)) == 3
+    assert (
+        repr(shown)
+        == "has: rank 0 [[3]], rank 1 [[1]]; sent: 0 to 1, 1 to 0; sum: rank 0 [[4]], rank 1 [[4]]"
+    )
+    arrows = [text for text in shown.figure.axes[0].texts if hasattr(text, "arrow_patch")]
+    assert len(arrows) == 2
 
 
 def test_a_timeline_has_a_colour_and_a_name_for_each_operation():
