@@ -92,7 +92,16 @@ def test_everything_runs_in_small_on_a_cpu(small):
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
     order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
-    order += ["efficiency", "traces", "data_parallel", "train_gpt", "experts", "player", "killed", "predicted"]
+    order += [
+        "efficiency",
+        "traces",
+        "data_parallel",
+        "train_gpt",
+        "experts",
+        "player",
+        "killed",
+        "predicted",
+    ]
     assert list(parts) == [*order, *(f"two_{name}" for name in (*SCRIPTS, *STRATEGIES))]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
