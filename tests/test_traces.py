@@ -237,10 +237,18 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
     written(ddp(0), ddp(0))
     with pytest.raises(UserError, match="traces of ranks 1 of 2; give one of each"):
         traces.read([tmp_path / "trace-rank1.json.gz"])
+    one, two = tmp_path / "trace-rank0.json.gz", tmp_path / "of another run"
+    written(ddp(0), ddp(0), ddp(0))
+    (tmp_path / "trace-rank1.json.gz").rename(two)
+    written(ddp(0), ddp(0))
+    with pytest.raises(UserError, match="traces of ranks 0, 1 of 3; give one of each"):
+        traces.read([one, two])
     with pytest.raises(
         UserError, match="begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the"
     ):
         traces.read(written(ddp(0), [{**row, "name": row["name"].replace("#5", "#900")} for row in ddp(0)]))
+    with pytest.raises(UserError, match="no time in common: they are of several runs"):
+        traces.read(written(alone := ddp(0)[:4], [row | {"ts": row["ts"] + 24 * 3600e6} for row in alone]))
     for time in (math.nan, math.inf):
         with pytest.raises(
             UserError, match="is no trace of torch.profiler .*'aten::mm' has no finite time"
@@ -252,8 +260,8 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
         traces.read(
             written(ddp(0), [span("ProfilerStep#5", 0, 30, "user_annotation"), span("aten::mm", 1, 2)])
         )
-    with pytest.raises(UserError, match="clocks differ"):
-        traces.read(written(ddp(0), [row | {"ts": row["ts"] + 40 * MS} for row in ddp(0)]))
+    with pytest.raises(UserError, match="the traces' clocks differ"):
+        traces.read(written(ddp(0), [row | {"ts": row["ts"] + 20 * MS} for row in ddp(0)]))
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,17 @@ def read(paths) -> dict:
             f"no trace {paths}; write one per rank: profiler.export_chrome_trace('trace-rank0.json.gz')"
         )
     traces = sorted((load(path) for path in found), key=lambda trace: trace.rank)
-    if [trace.rank for trace in traces] != list(range(traces[0].world)):
+    if [trace.rank for trace in traces] != list(range(world := max(trace.world for trace in traces))):
         ranks = ", ".join(str(trace.rank) for trace in traces)
-        raise UserError(f"these are traces of ranks {ranks} of {traces[0].world}; give one of each")
+        raise UserError(f"these are traces of ranks {ranks} of {world}; give one of each")
     ranks = [
         inner(steps) if trace.memory else steps
         for trace, steps in zip(traces, map(with_memory, traces), strict=True)
     ]
+    if max(steps[0]["start"] for steps in ranks) > min(steps[-1]["end"] for steps in ranks):
+        raise UserError(
+            "the ranks' traces have no time in common: they are of several runs, or the nodes' clocks differ"
+        )
     step = typical([merge(parts) for parts in zip(*ranks, strict=False)])
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     note = f"From {Path(found[0]).name}{others}: of {len(ranks[0])} steps the one of median length."
