@@ -33,7 +33,7 @@ COURSE = [
     ),
     (
         "/measure/spans.py /measure/traces.py /measure/transfers.py",
-        4_900,
+        4_950,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
@@ -71,12 +71,12 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        67_750,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        68_200,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
     (
         "tests",
-        191_500,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        191_950,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
