@@ -126,7 +126,7 @@ class Ranks:
         except KeyboardInterrupt:
             try:
                 self._show(chosen)
-                self._fail(f"Interrupted: {processes.places(chosen, parts)}.")
+                self._fail(f"Interrupted: {processes.places(chosen, parts)}")
             finally:
                 # after a second interrupt, too: late answers would be taken for those of the next cell
                 self.stop()
@@ -136,7 +136,7 @@ class Ranks:
         failed = self._show(chosen, errors=not dead)
         if dead or len(processes.answers) < len(chosen):
             when = f"{PATIENCE:g} s after an error" if in_time else f"After {timeout:g} s"
-            self._fail(f"{dead}." if dead else f"{when} {processes.places(chosen, parts)}.")
+            self._fail(dead or f"{when} {processes.places(chosen, parts)}")
         if failed:
             raise CellFailed(
                 f"the cell failed on rank{'s'[: len(failed) - 1]} {' and '.join(failed)}; see above"
@@ -158,7 +158,7 @@ class Ranks:
     def _fail(self, sentence):
         """End all ranks and raise: a process group with a rank that waits or is gone cannot be used again."""
         self.stop()
-        raise CellFailed(f"{sentence} {ENDED}")
+        raise CellFailed(f"{sentence.removesuffix('.')}. {ENDED}")
 
 
 @magic_arguments()
