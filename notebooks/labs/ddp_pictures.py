@@ -1,9 +1,9 @@
-"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, who takes which image."""
+"""The pictures of notebooks 03 and 21: a step of DDP, when it sends, who takes which image."""
 
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.timeline import MESSAGES
+from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
 
-__all__ = ["images", "step"]
+__all__ = ["images", "lanes", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
@@ -66,3 +66,28 @@ def images(panels):
     return style.picture(
         paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2
     )
+
+
+def lanes(buckets, overlap=False, latency=1.2, each=0.4):
+    """Draw one rank's backward pass, a unit for each layer, and an all-reduce for each bucket, a list of layers.
+
+    An all-reduce takes the latency, and `each` for each layer. With overlap it begins when its layers are computed.
+    """
+    layers, free, sent = sum(map(len, buckets)), 0.0, []
+    for bucket in buckets:
+        begin = max(free, layers - min(bucket) if overlap else layers)
+        free = begin + latency + each * len(bucket)
+        sent.append((", ".join(map(str, bucket)), begin, free - begin))
+    computed = [(str(layer), layers - 1 - layer, 1) for layer in reversed(range(layers))]
+
+    def paint(figure, axes):
+        for lane, (boxes, colour) in enumerate(((computed, OPERATIONS["B"][1]), (sent, ALL_REDUCE))):
+            for name, start, length in boxes:
+                axes.barh(lane, length, left=start, height=0.75, color=colour, **style.EDGE)
+                axes.text(start + length / 2, lane, name, ha="center", va="center", fontsize=9)
+        axes.set(xlim=(0, 16), xlabel="units of time")
+        style.name_bars(axes, (0, 1), ["backward pass", "all-reduce"])
+
+    told = "; ".join(f"layers {name} from {start:g} to {start + length:g}" for name, start, length in sent)
+    alt = f"The backward pass ends after {layers} units. All-reduces: {told}."
+    return style.picture(paint, "the backward pass of one rank and its all-reduces", alt, 8.0, 1.6)
