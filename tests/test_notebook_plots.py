@@ -97,6 +97,14 @@ def test_a_matrix_says_who_has_each_number_in_colours_hatches_and_words():
     assert len({hatch for _, hatch in looks}) == 2
     rows = plots.matrices(("w", [[1], [2], [3], [4]], "rows"), ranks=4)
     assert repr(rows).endswith("(of ranks [[0], [1], [2], [3]])")
+    parts = plots.matrices(("x", [1, 2], "columns"), "of", ("all", [3]), who="device")
+    assert repr(parts) == "x [[1, 2]] (of devices [[0, 1]]) of all [[3]] (both devices)"
+    assert [text.get_text() for text in parts.figure.legends[0].texts] == [
+        "device 0",
+        "device 1",
+        "both devices",
+    ]
+    assert repr(plots.matrices(("", [1]), "+", ("b", [2]), ranks=1)) == "[[1]] + b [[2]]"
 
 
 def test_messages_are_gray_where_all_ranks_have_the_same():

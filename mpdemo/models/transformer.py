@@ -1,7 +1,7 @@
 """The vision transformer of the course: eight equal blocks, so that every cut into equal halves is balanced.
 
 Shapes: B batch, C channels, S image size (pixels), T tokens, D width of a token, H heads.
-Source: https://arxiv.org/abs/2010.11929. Taught in notebooks/01_single_device.ipynb.
+Source: https://arxiv.org/abs/2010.11929. Taught in notebooks/12_one_step.ipynb.
 """
 
 from collections import OrderedDict

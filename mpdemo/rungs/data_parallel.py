@@ -3,7 +3,7 @@
     python -m mpdemo.rungs.data_parallel --model convnet --devices 2
 
 With GPUs this is ``nn.DataParallel`` itself. It needs CUDA, so on CPU cores the same moves are made by hand. Taught in
-notebooks/02_data_parallel.ipynb.
+notebooks/13_data_parallel.ipynb.
 """
 
 import copy

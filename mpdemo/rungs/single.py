@@ -2,7 +2,7 @@
 
     python -m mpdemo.rungs.single --model transformer --epochs 2
 
-Taught in notebooks/01_single_device.ipynb.
+Taught in notebooks/12_one_step.ipynb.
 """
 
 from torch.nn.functional import cross_entropy

@@ -29,7 +29,7 @@ ARROW = {"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.2, "shrinkA": 2
 INCH = 0.42  # of a number's box
 
 
-def matrices(*parts: Any, ranks: int = 2) -> Bundle:
+def matrices(*parts: Any, ranks: int = 2, who: str = "rank") -> Bundle:
     """Draw an equation of small tensors, with who has which number.
 
     Parameters
@@ -39,7 +39,9 @@ def matrices(*parts: Any, ranks: int = 2) -> Bundle:
         owner is None (all ranks have it), "columns" or "rows" (each rank has an equal part), a rank, or a rank for each
         number, as a tensor or list of the same shape.
     ranks : int
-        How many there are.
+        How many there are. With one, there are no owners.
+    who : str
+        What they are called, such as "device" where one process drives several.
     """
     tables = [part if isinstance(part, str) else _table(*part, ranks=ranks) for part in parts]
     widths = [0.5 + 0.25 * len(part) if isinstance(part, str) else _width(part) for part in tables]
@@ -58,9 +60,10 @@ def matrices(*parts: Any, ranks: int = 2) -> Bundle:
                 owners |= {owner for row in owned for owner in row}
                 axes.text(middle, top - 0.2, name, ha="center", fontsize=9)
             left += width
-        _finish(figure, axes, (-0.1, left + 0.1), (tallest + 0.1, -0.7), owners, ranks)
+        names = {None: _everyone(ranks, who)} | {rank: f"{who} {rank}" for rank in range(ranks)}
+        _finish(figure, axes, (-0.1, left + 0.1), (tallest + 0.1, -0.7), owners, ranks, names)
 
-    text = " ".join(part if isinstance(part, str) else _in_words(*part, ranks) for part in tables)
+    text = " ".join(part if isinstance(part, str) else _in_words(*part, ranks, who) for part in tables)
     return picture(paint, text, None, max(5.0, INCH * sum(widths) + 0.4), INCH * tallest + 0.9)
 
 
@@ -253,7 +256,7 @@ def _finish(figure, axes, across, down, owners, ranks, names=None, lines=()):
     """Set the view, and name the looks that were used, unless everything is everyone's."""
     axes.set(xlim=across, ylim=down, aspect="equal")
     axes.set_axis_off()
-    called = {None: "both ranks" if ranks == 2 else "all ranks"} | (names or {})
+    called = {None: _everyone(ranks)} | (names or {})
     looks = [
         (owner, ALL if owner is None else RANKS[owner % len(RANKS)]) for owner in sorted(owners, key=str)
     ]
@@ -267,11 +270,15 @@ def _numbers(rows) -> str:
     return "[" + ", ".join("[" + ", ".join(map(_label, row)) + "]" for row in rows) + "]"
 
 
-def _in_words(name, rows, owned, ranks) -> str:
+def _everyone(ranks, who="rank") -> str:
+    return f"{'both' if ranks == 2 else 'all'} {who}s"
+
+
+def _in_words(name, rows, owned, ranks, who) -> str:
     """Return a tensor's name, its numbers, and who has them."""
-    owners = {owner for row in owned for owner in row}
+    owners, said = {owner for row in owned for owner in row}, f"{name} {_numbers(rows)}".strip()
+    if ranks == 1:
+        return said
     if owners == {None}:
-        who = "both ranks" if ranks == 2 else "all ranks"
-    else:
-        who = f"rank {owners.pop()}" if len(owners) == 1 else f"of ranks {_numbers(owned)}"
-    return f"{name} {_numbers(rows)} ({who})"
+        return f"{said} ({_everyone(ranks, who)})"
+    return f"{said} ({who} {owners.pop()})" if len(owners) == 1 else f"{said} (of {who}s {_numbers(owned)})"
