@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from mpdemo.measure import traces
 from mpdemo.notebook.job_widget import JobView
 from mpdemo.notebook.records import beside
 from mpdemo.tools.plan.records import efficiency_of
+from mpdemo.world.processes import start_time
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,19 @@ def test_security_md_is_right_that_explain_only_reads(run, tmp_path, call_mpdemo
     Job(read_record(folders[1]), folders[1]).remember(Job(OF_SLURM, folders[1]).answer)
     assert mine.read_text() == "precious" and "cancelled" in (folders[1] / "job.json").read_text()
     alive.rmdir()
+
+
+def test_no_process_is_ended_because_a_record_names_it(run):
+    """As in a copy of a project: only who writes the log of the run's folder is its job."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        folder = run(RECORD | {"id": other.pid, "started": start_time(other.pid)}, **{"log.txt": ""})
+        job = Job(read_record(folder), folder)
+        assert job.state == "running"
+        for act in job.cancel, job.warn:
+            with pytest.raises(UserError, match=f"process {other.pid} does not write runs/toy/log.txt"):
+                act()
+        assert other.poll() is None
+        other.kill()
 
 
 def test_security_md_is_right_that_checkpoints_are_read_without_code():

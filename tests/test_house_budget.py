@@ -20,7 +20,7 @@ COURSE = [
         3_950,
         "what a strategy is built from, the stages of a cut model, the run's log, recorded steps",
     ),
-    ("/world /ranks", 8_450, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 8_500, "who am I; start and end processes; ranks beside a kernel"),
     (
         "/models /data",
         4_950,
@@ -37,7 +37,7 @@ COURSE = [
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
-    ("/jobs", 12_900, "spec, sites, batch script, check, submission, following"),
+    ("/jobs", 12_950, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
         14_740,  # 2,600 of it draw small tensors with who has what, and what is sent
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        192_050,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        192_150,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

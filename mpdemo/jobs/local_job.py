@@ -19,7 +19,7 @@ from mpdemo.jobs.slurm import Answer
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
 from mpdemo.world.family import children
-from mpdemo.world.processes import child_environment, is_running, start_time
+from mpdemo.world.processes import child_environment, has_open, is_running, start_time
 
 HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job
@@ -47,8 +47,7 @@ def log_files(job) -> list[Path]:
 def cancel(job):
     """Let the supervisor end the job, and wait until it has done so."""
     end = time.monotonic() + GRACE + 6
-    if supervisor_lives(job.record):
-        os.kill(int(job.id), signal.SIGTERM)
+    send(job, signal.SIGTERM)
     while ask(job).state == "running":
         if time.monotonic() > end:
             raise TimeoutError(f"job {job.id} ({job.name}) does not end; do: kill -9 {job.id}")
@@ -60,8 +59,19 @@ def warn(job):
     end = time.monotonic() + GRACE
     while not children(int(job.id)) and supervisor_lives(job.record) and time.monotonic() < end:
         time.sleep(PATIENCE)  # it does not listen yet
-    if supervisor_lives(job.record):
-        os.kill(int(job.id), signal.SIGUSR1)
+    send(job, signal.SIGUSR1)
+
+
+def send(job, number):
+    """Send a signal to the supervisor, if it lives. A record may name any process: one that doesn't write this log."""
+    if not supervisor_lives(job.record):
+        return
+    if _key(job.record) not in STARTED and not has_open(int(job.id), job.out / LOG):
+        raise UserError(
+            f"process {job.id} does not write {job.folder}/{LOG}, so it is no job of this folder; "
+            f"do: remove {job.folder}, or end that process yourself: kill {job.id}"
+        )
+    os.kill(int(job.id), number)
 
 
 def ask(job) -> Answer:

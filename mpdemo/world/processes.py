@@ -62,6 +62,14 @@ def is_running(pid, started) -> bool:
     return started is not None and start_time(pid) == started
 
 
+def has_open(pid, file) -> bool:
+    """Whether a process has a file open, by the file's number on its disk; a link is no such file."""
+    with contextlib.suppress(OSError):
+        own = os.lstat(file)
+        return any(os.path.samestat(own, os.stat(entry.path)) for entry in os.scandir(f"/proc/{pid}/fd"))
+    return False
+
+
 def handles(pid, number) -> bool:
     """Whether a process catches a signal by now, or waits for it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
