@@ -10,12 +10,9 @@ from mpdemo.errors import UserError
 from mpdemo.labs import first_job
 from mpdemo.paths import root
 
-HELLO = """#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=2
-#SBATCH --output=hello-%j.out
+HELLO = """
 echo once
-srun --label echo hello
+srun --label bash -c 'echo rank $SLURM_PROCID of $SLURM_STEP_NUM_TASKS, local rank $SLURM_LOCALID'
 """
 
 
@@ -61,10 +58,11 @@ def test_a_first_batch_script_runs_on_any_slurm_or_in_bash(place, tmp_path, monk
         request.getfixturevalue("cluster")
     else:
         monkeypatch.delenv("SLURM_CONF", raising=False)
-    (tmp_path / "hello.sbatch").write_text(HELLO)
-    number = first_job.sbatch("hello.sbatch")
-    lines = (tmp_path / f"hello-{number}.out").read_text().splitlines()
-    assert lines[0] == "once" and sorted(lines[1:]) == [f"{n}: hello" for n in range(4)]
+    lines = first_job.submit("hello", HELLO).splitlines()
+    numbers = [f"{rank}: rank {rank} of 4, local rank {rank % 2}" for rank in range(4)]
+    assert lines[0] == "once" and sorted(lines[1:]) == numbers
+    said = first_job.terminal("scontrol --version")
+    assert said.startswith("$ scontrol --version\nslurm") or (place == "bash alone" and not said)
 
 
 def test_the_package_imports_no_lab():
