@@ -4,7 +4,8 @@
 
 Every refresh does the same. A notebook's metadata has under `mpdemo` its `objectives`, which complete the sentence
 "After this notebook you can ...", the numbers of its `prerequisites`, and `scripts` to read beside it: change these by
-hand. The `minutes` are an estimate, by the rule that the page for trainers states; `seconds` are those of its cells
+hand. A sitting (sitting_rules.py) also has its `path` and its `ideas`, pairs of a cell's id and a line, in the order of
+the text. The `minutes` are an estimate, by the rule that the page for trainers states; `seconds` are those of its cells
 alone, in the run whose outputs are saved.
 """
 
@@ -13,12 +14,15 @@ import sys
 from pathlib import Path
 
 import nbformat
+import sitting_rules
 from notebook_rules import misplanned, replanned, undescribed
+from sitting_rules import PARTS, is_sitting
 
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 
 COURSE, TRAINERS = root() / "notebooks/README.md", root() / "notebooks/for_trainers.md"
+FRONT = root() / "README.md"
 BEGIN, END = "<!-- from the notebooks' metadata -->", "<!-- end of the metadata -->"
 # minutes for an exercise, and for one of the notebook whose exercises are stages of a script
 EACH, OF_A_STAGE = 8, 20
@@ -50,15 +54,21 @@ def write(path, text):
 
 
 def notebooks() -> list:
-    """Return the paths of the course's notebooks."""
-    return sorted(root().glob("notebooks/*.ipynb"))
+    """Return the paths of the course's notebooks, in the order in which they are read."""
+    return sorted(root().glob("notebooks/*.ipynb"), key=lambda path: sitting_rules.order(path.name))
 
 
 def pages() -> dict[Path, str]:
     """Return the pages as the notebooks' metadata wants them."""
-    abouts = {path.stem: nbformat.read(path, as_version=4).metadata.mpdemo for path in notebooks()}
+    abouts = {}
+    for path in notebooks():
+        notebook = nbformat.read(path, as_version=4)
+        abouts[path.stem] = about = notebook.metadata.mpdemo
+        about.title = re.match(r"# (?:\d+\. )?(.*)", notebook.cells[0].source)[1]
+        about.exercises = sitting_rules.minutes_of_exercises(notebook) if is_sitting(path.name) else 0
     trainers = in_place(TRAINERS, times_table(abouts))
     return {
+        FRONT: in_place(FRONT, titles_table(abouts)),
         COURSE: in_place(COURSE, course_table(abouts)),
         TRAINERS: DAY.sub(lambda row: with_hours(row, abouts), trainers),
     }
@@ -70,7 +80,9 @@ def text_of(notebook) -> str:
 
 
 def minutes(notebook, number) -> int:
-    """Return how long a notebook takes, by the rule that the page for trainers states."""
+    """Return how long a notebook takes, by the rule that the page for trainers states; a sitting without exercises."""
+    if is_sitting(number):
+        return sitting_rules.minutes(notebook)
     words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
     code = [cell.source.splitlines() for cell in notebook.cells if cell.cell_type == "code"]
     lines = sum(bool(line.strip()) for source in code for line in source)
@@ -86,32 +98,74 @@ def mistimed(notebook, number):
 
 
 def course_table(abouts) -> str:
-    """Return the table of notebooks for learners."""
-    rows = [
-        "| notebook | after it you can | builds on | minutes | read beside it |",
-        "|---|---|---|---|---|",
-    ]
-    for name, about in abouts.items():
+    """Return the tables of notebooks for learners, one for each part."""
+    head = "| notebook | path | after it you can | builds on | minutes | read beside it |\n|---|---|---|---|---|---|"
+
+    def row(name, about):
         before = ", ".join(about.prerequisites) or "-"
-        beside = ", ".join(f"[{Path(script).name}]({script})" for script in about.scripts)
+        beside = ", ".join(f"[{Path(script).name}]({script})" for script in about.scripts) or "-"
         said = "; ".join(about.objectives)
-        rows.append(f"| [{name}]({name}.ipynb) | {said} | {before} | {about.minutes} | {beside} |")
-    return "\n".join(rows)
+        return f"| {link(name)} | {about.get('path', '-')} | {said} | {before} | {working_time(about)} | {beside} |"
+
+    return in_parts(abouts, head, row)
+
+
+def titles_table(abouts) -> str:
+    """Return the table of the first page: the titles, by part, an elective in italics."""
+    rows = {number: (f"**{title}**", []) for number, title in PARTS.items()} | {
+        "": ("**The other notebooks**", [])
+    }
+    for name, about in abouts.items():
+        said = f"[{name[:2]} {about.title}](notebooks/{name}.ipynb)"
+        said = f"*{said}*" if about.get("path") == "elective" else said
+        rows[name[0] if is_sitting(name) else ""][1].append(said)
+    return "\n".join(
+        [
+            "| | |",
+            "|---|---|",
+            *(f"| {part} | {' · '.join(all_of)} |" for part, all_of in rows.values() if all_of),
+        ]
+    )
 
 
 def times_table(abouts) -> str:
-    """Return the table for trainers of how long each notebook takes."""
-    rows = ["| notebook | exercises | working time | its cells alone |", "|---|---|---|---|"]
-    for name, about in abouts.items():
-        times = f"{about.minutes} min | {about.seconds} s"
-        rows.append(f"| [{name}]({name}.ipynb) | {len(exercises(name[:2]))} | {times} |")
-    return "\n".join(rows)
+    """Return the tables for trainers of how long each notebook takes."""
+    head = "| notebook | path | exercises | minutes | its cells alone |\n|---|---|---|---|---|"
+
+    def row(name, about):
+        number = len(exercises(name[:2]))
+        return f"| {link(name)} | {about.get('path', '-')} | {number} | {working_time(about)} | {about.seconds} s |"
+
+    return in_parts(abouts, head, row)
+
+
+def in_parts(abouts, head, row) -> str:
+    """Return a table for each part of the course, and one for the notebooks that are no sittings."""
+    titles = {number: f"### Part {number}. {title}" for number, title in PARTS.items()} | {
+        "": "### The other notebooks"
+    }
+    tables = []
+    for part, title in titles.items():
+        names = [name for name in abouts if part == (name[0] if is_sitting(name) else "")]
+        rows = [row(name, abouts[name]) for name in names]
+        tables += ["\n".join([title, "", head, *rows, ""])] if rows else []
+    return "\n".join(tables)
+
+
+def link(name) -> str:
+    """Return a link to a notebook."""
+    return f"[{name}]({name}.ipynb)"
+
+
+def working_time(about) -> str:
+    """Return the minutes of a notebook, and after a plus sign those of a sitting's exercises."""
+    return f"{about.minutes}" + (f" + {about.exercises}" if about.exercises else "")
 
 
 def with_hours(row, abouts) -> str:
-    """Return the row of a day with the hours of the notebooks that it links."""
+    """Return the row of a day with the hours of the notebooks that it links, and of their exercises."""
     names = re.findall(r"\((\w+)\.ipynb\)", row[1])
-    return f"{row[1]} {sum(abouts[name].minutes for name in names) / 60:.1f} |"
+    return f"{row[1]} {sum(abouts[name].minutes + abouts[name].exercises for name in names) / 60:.1f} |"
 
 
 def in_place(path, table) -> str:

@@ -77,7 +77,7 @@ def test_the_pages_say_what_the_notebooks_say_of_themselves():
     assert not stale, f"run python tests/documents.py: {stale}"
     assert len(
         re.findall(
-            r"^\| \[\d\d_\w+\]\(\S+\) \| \d+ \| \d+ min \| \d+ s \|$",
+            r"^\| \[\d\d_\w+\]\(\S+\) \| [a-z-]+ \| \d+ \| \d+(?: \+ \d+)? \| \d+ s \|$",
             documents.TRAINERS.read_text(),
             re.M,
         )
