@@ -162,7 +162,8 @@ def _early(notebook):
             for name in SPOKEN.findall(FENCED.sub(" ", cell.source)):
                 said.setdefault(name, place)
     for name, place in said.items():
-        if name in ours or name.startswith("--"):
+        slurms = any(f"#SBATCH {name}" in used[at] for at in code)
+        if name in ours or (name.startswith("--") and not slurms):
             shown = next(
                 (at for at in code if re.search(rf"(?<![\w-]){re.escape(name)}\b", used[at])), None
             )
