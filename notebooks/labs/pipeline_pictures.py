@@ -1,19 +1,21 @@
-"""The pictures of notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb: schedules, simulated and recorded.
+"""The pictures of notebooks 04, 05, 30 and 31: schedules, simulated and recorded.
 
 The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the model is
 cut into; so all schedules do the same work.
 """
 
 from functools import partial
+from statistics import median
 
 from mpdemo.errors import UserError
+from mpdemo.measure import paired
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.notebook.plots.timeline import in_milliseconds
 from mpdemo.predict import simulate, usual_stages_per_rank
 from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
 
-__all__ = ["best_split", "curves", "order", "schedule", "timelines"]
+__all__ = ["best_split", "curves", "microbatches", "order", "schedule", "timelines"]
 IMAGES = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
 
 
@@ -31,6 +33,23 @@ def order(operations):
     except UserError as error:
         return print(error)
     return timelines({"yours": yours, "GPipe": schedule("GPipe", len(operations), len(operations[0]) // 2)})
+
+
+def microbatches(splits):
+    """Print and draw what each number of microbatches costs: ``splits`` of labs/pipeline.py, with numbers as keys."""
+    for count, rounds in splits.items():
+        speedup = paired.ratio(splits[1]["measured"], rounds["measured"])
+        more = paired.ratio(rounds["computing"], splits[1]["computing"])
+        print(f"{count:2} microbatches: speed-up {speedup}, computing takes {more} times as long")
+    best = min(splits, key=lambda count: median(splits[count]["measured"]))
+    print(f"shortest median step: {best} microbatches")
+    seconds = {
+        kind: [
+            {"microbatches": count, "step (s)": median(rounds[kind])} for count, rounds in splits.items()
+        ]
+        for kind in ("measured", "simulated", "computing")
+    }
+    return curves(seconds, x="microbatches", y="step (s)")
 
 
 def best_split(model, usual, gpu, batch, microbatches):
