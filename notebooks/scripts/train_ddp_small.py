@@ -1,8 +1,8 @@
 """Train in several processes, save after each epoch, and resume: plain PyTorch, to copy and change.
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_ddp_small.py
-The same command resumes from train_ddp_small.pt; another name may be the first argument. Numbers 1 to 7 are
-those of first_ddp.py. What train_ddp.py adds has the numbers from 10.
+The same command resumes from train_ddp_small.pt; another name may be the first argument. Numbers 1 to 7
+are those of first_ddp.py. What train_ddp.py adds has the numbers from 10.
 """
 
 import os  # 1
