@@ -4,13 +4,14 @@
 
 The bytes are those that the kernel of each node has sent over its network, headers and all. It sees none that NCCL
 sends over InfiniBand, so the processes compute on CPU cores. Where all are on one node nothing crosses. Taught in
-notebooks/06_hybrid.ipynb.
+notebooks/06_hybrid.ipynb and 33_replicas.ipynb.
 """
 
 import copy
 import os
 import socket
 import sys
+from statistics import median
 
 import psutil
 import torch
@@ -103,6 +104,22 @@ def layouts(world) -> dict:
         "layouts": {name: measure(world, name) for name in MODELS},
         "hosts": gather_objects(socket.gethostname()),
     }
+
+
+def compare_layouts(measured) -> list:
+    """Print what `layouts` has measured; return the MB counted and sent, of each row, where there were two nodes."""
+    pairs = []
+    for name, rows in measured["layouts"].items():
+        for layout, row in rows.items():
+            numbers = row["weights"] if layout == "inside" else BATCH * row["activation"]
+            pairs.append((2 * numbers * 4 / 1e6, row["sent"]))
+            seconds = median(row["seconds"])
+            told = f"{name:12}{layout:7} counted {pairs[-1][0]:4.1f} MB, sent {row['sent']:4.1f} MB"
+            print(f"{told}, {seconds:.2f} s a step")
+        faster = paired.ratio(rows["inside"]["seconds"], rows["across"]["seconds"])
+        verdict = "a difference" if faster.differs else "no difference measured"
+        print(f"{name:12}across is {faster} times as fast as inside: {verdict}")
+    return pairs if len(set(measured["hosts"])) > 1 else []
 
 
 if __name__ == "__main__":

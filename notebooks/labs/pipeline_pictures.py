@@ -1,4 +1,4 @@
-"""The pictures of notebooks 04, 05, 30 and 31: schedules, simulated and recorded.
+"""The pictures of notebooks 04, 05 and 30 to 32: schedules, simulated and recorded.
 
 The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the model is
 cut into; so all schedules do the same work.
@@ -15,7 +15,7 @@ from mpdemo.predict import simulate, usual_stages_per_rank
 from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
 
-__all__ = ["best_split", "curves", "microbatches", "order", "schedule", "timelines"]
+__all__ = ["best_split", "curves", "microbatches", "order", "schedule", "timed", "timelines"]
 IMAGES = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
 
 
@@ -76,3 +76,15 @@ def best_split(model, usual, gpu, batch, microbatches):
         said = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in peaks)
         print(f"{title}: a planned step of {steps[-1] / steps[0]:.2f}, peak memory {said}")
     return timelines(panels, unit="ms, estimated")
+
+
+def timed(schedules) -> dict:
+    """Print the medians of the schedules that labs/pipeline.py has timed, in ms; return the speed-ups over `naive`."""
+    speedups, naive = {}, schedules["naive"]["measured"]
+    for name, rounds in schedules.items():
+        speedups[name] = paired.ratio(naive, rounds["measured"])
+        times = (
+            f"{kind} {1e3 * median(rounds[kind]):.0f}" for kind in ("measured", "simulated", "computing")
+        )
+        print(f"{name:22}", *times, "ms" if name == "naive" else f"ms, speed-up {speedups[name]}")
+    return speedups
