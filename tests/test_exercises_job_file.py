@@ -29,7 +29,7 @@ srun --label python -u -m mpdemo.labs.hello
 @pytest.fixture
 def job_files():
     """The module of the checks that tries batch scripts."""
-    check._answers("00")
+    check._answers("11")
     return sys.modules["checks.job_files"]
 
 

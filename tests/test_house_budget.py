@@ -40,7 +40,7 @@ COURSE = [
     ("/jobs", 12_950, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
-        14_740,  # 2,600 of it draw small tensors with who has what, and what is sent
+        14_780,  # 2,600 of it draw small tensors with who has what, and what is sent
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
 ]
@@ -71,12 +71,12 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        79_000,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        71_400,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
     (
         "tests",
-        194_720,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        194_770,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

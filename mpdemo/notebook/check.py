@@ -6,7 +6,8 @@ Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook r
 
 Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
 is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks. Any other answer goes to
-``check_NN_M`` of ``NN_answers.py``, in the kernel. What fails an assert isn't right yet; its message is for the reader.
+``check_NN_M`` of ``NN_answers.py``, in the kernel. A row with ``same_as`` is checked as the exercise that it names.
+What fails an assert isn't right yet; its message is for the reader.
 
 PYTEST_DONT_REWRITE: pytest would add its own lines to the messages, since the package has a plugin for it.
 """
@@ -52,8 +53,11 @@ def checks() -> Path:
 
 def exercises(notebook="") -> dict:
     """Return the rows of one notebook's exercises, or of all, by number."""
-    files = sorted(checks().glob(f"{notebook or '[0-9][0-9]'}.toml"))
-    return {number: row for file in files for number, row in tomllib.loads(file.read_text()).items()}
+    rows = {}
+    for file in sorted(checks().glob("[0-9][0-9].toml")):
+        rows |= tomllib.loads(file.read_text())
+    rows |= {number: rows[row["same_as"]] | row for number, row in rows.items() if "same_as" in row}
+    return {number: row for number, row in rows.items() if number.startswith(notebook)}
 
 
 def check(number: str, answer: Any = ...) -> None:
@@ -79,13 +83,13 @@ def verdict(number, answer=...) -> tuple[str, str]:
             "open",
             "could not be tried: this kernel runs with python -O, which skips the asserts of the checks.",
         )
-    row, name = _row(number), number.replace(".", "_")
+    row = _row(number)
     if answer is ...:
         answer = next(iter(sorted((root() / "work").glob(f"{number}.*"))), ...)
     if is_blank(answer):
         return "open", "not answered yet. Replace the ... and run this cell again."
     try:
-        return "right", f"right. {_judge(number[:2], name, row, answer) or row['then']}"
+        return "right", f"right. {_judge(row.get('same_as', number), row, answer) or row['then']}"
     except UserError as error:
         return "open", f"could not be tried: {error}."
     except Exception as error:  # the answer is the reader's: it may be of any kind
@@ -107,8 +111,9 @@ def _row(number) -> dict:
     return rows[number]
 
 
-def _judge(notebook, name, row, answer):
+def _judge(number, row, answer):
     """Raise `AssertionError` for a wrong answer; return what follows from a right one where the row doesn't say it."""
+    notebook, name = number[:2], number.replace(".", "_")
     if "processes" in row:
         return run_test(notebook, f"test_{name}", answer, row["processes"], row.get("seconds", SECONDS))
     if "right" not in row:

@@ -5,17 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from checks.helpers import close, gathered, gradients, ratio, watch
-
-
-def require_each(stage, own, right, rank):
-    """Require each gradient of a stage to be the one that one process computes."""
-    for (name, _), gradient, wanted in zip(stage.named_parameters(), own, right, strict=True):
-        times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
-        assert gradient is not None, f"There is none: {whose} is still None after the step."
-        assert close(times, 1, 1e-3), (
-            f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
-        )
+from checks.helpers import close, gathered, gradients, ratio, require_each, watch
 
 
 class Down(nn.Module):

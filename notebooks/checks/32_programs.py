@@ -11,36 +11,22 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import close, gathered, gradients, ratio, require_gradients, substitute, watch
-
-MICROBATCHES = 3
-
-
-def first_stage(stage, images, ahead):
-    """Do rank 0's part of one step: receive a gradient whenever so many microbatches lack it, and all at the end."""
-    outputs, parts = [], images.chunk(MICROBATCHES)
-    for part in parts:
-        outputs.append(stage(part))
-        dist.send(outputs[-1].detach(), 1)
-        while len(outputs) == ahead or part is parts[-1] and outputs:
-            output = outputs.pop(0)
-            dist.recv(gradient := torch.empty_like(output), 1)
-            output.backward(gradient)
-
-
-def one_step(rank, n):
-    torch.manual_seed(0)
-    stages, images = (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)), torch.randn(12, 4)
-    labels, own = torch.randint(0, 3, (12,)), stages[rank]
-    cross_entropy(stages[1](stages[0](images)), labels).backward()
-    right = [gradients(stage) for stage in stages][rank]
-    first_stage(own, images, 2) if rank == 0 else last_stage(own, labels, MICROBATCHES)
-    require_gradients(gradients(own), right, f"With {MICROBATCHES} microbatches, on rank {rank},")
+from checks.helpers import (
+    MICROBATCHES,
+    close,
+    gathered,
+    gradients,
+    ratio,
+    require_each,
+    require_stages,
+    substitute,
+    watch,
+)
 
 
 def test_32_1(rank, n):
     calls = watch(program, "send", "recv", "isend", "irecv", "batch_isend_irecv")
-    one_step(rank, n)
+    require_stages(rank, lambda stage, labels: last_stage(stage, labels, MICROBATCHES), ahead=2)
     assert "batch" not in str(calls), (
         "On NCCL rank 1's batch never meets rank 0's single calls: another communicator."
     )
@@ -95,16 +81,6 @@ def test_32_3(rank, n):
     times = tied.grad.item() / 12
     told = f"Rank {rank} multiplies the tied matrix's gradient by {times:.2f}, not by 0.1 like the others."
     assert close(tied.grad.item(), 1.2, 0.001), told
-
-
-def require_each(stage, own, right, rank):
-    """Require each gradient of a stage to be the one that one process computes."""
-    for (name, _), gradient, wanted in zip(stage.named_parameters(), own, right, strict=True):
-        times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
-        assert gradient is not None, f"There is none: {whose} is still None after the step."
-        assert close(times, 1, 1e-3), (
-            f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
-        )
 
 
 class Loss(nn.Module):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 CALLS = count()
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -17,6 +19,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
                "all_gather_object", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor",
                "reduce_scatter_single")  # fmt: skip
+MICROBATCHES = 3  # of a pipeline
 
 
 def close(number, right, within=0.01):
@@ -42,6 +45,43 @@ def require_gradients(own, right, where, hint=""):
     assert close(times, 1, 0.005), (
         f"{where} the gradients are {times:.2f} times the whole batch's. Its loss is a mean."
     )
+
+
+def require_each(stage, own, right, rank):
+    """Require each gradient of a stage to be the one that one process computes."""
+    for (name, _), gradient, wanted in zip(stage.named_parameters(), own, right, strict=True):
+        times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
+        assert gradient is not None, f"There is none: {whose} is still None after the step."
+        assert close(times, 1, 1e-3), (
+            f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
+        )
+
+
+def require_stages(rank, last_stage, ahead=MICROBATCHES + 1):
+    """Require the gradients of one device after one step of two stages, of which the reader has written the last one.
+
+    `last_stage` takes the stage and the labels. Rank 0 receives a gradient whenever `ahead` microbatches lack it, and
+    all others at the end.
+    """
+    torch.manual_seed(0)
+    stages, images = (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)), torch.randn(12, 4)
+    labels, own = torch.randint(0, 3, (12,)), stages[rank]
+    cross_entropy(stages[1](stages[0](images)), labels).backward()
+    right = [gradients(stage) for stage in stages][rank]
+    first_stage(own, images, ahead) if rank == 0 else last_stage(own, labels)
+    require_gradients(gradients(own), right, f"With {MICROBATCHES} microbatches, on rank {rank},")
+
+
+def first_stage(stage, images, ahead):
+    """Do rank 0's part of one step of two stages."""
+    outputs, parts = [], images.chunk(MICROBATCHES)
+    for part in parts:
+        outputs.append(stage(part))
+        dist.send(outputs[-1].detach(), 1)
+        while len(outputs) == ahead or part is parts[-1] and outputs:
+            output = outputs.pop(0)
+            dist.recv(gradient := torch.empty_like(output), 1)
+            output.backward(gradient)
 
 
 def gradients(model):
