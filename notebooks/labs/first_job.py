@@ -27,8 +27,8 @@ SRUN = """srun() {
 }
 """
 
-
 NONE, ALIVE = "Slurm not found", "PD,CF,R,CG,S"  # the states of a job that has not ended
+LONGEST_PAUSE = 5.0  # s between two questions
 
 
 @contextlib.contextmanager
@@ -61,13 +61,21 @@ def sbatch(path, seconds=120.0) -> str:
         print(wrapped((done.stdout + done.stderr).strip()))
         if not (number := re.search(r"batch job (\d+)", done.stdout)):
             raise UserError(f"Slurm refused {path}: {done.stderr.strip()}")
-        end, command = time.monotonic() + seconds, ["squeue", "-h", "-t", ALIVE, "-j", number[1]]
-        while subprocess.run(command, **how).stdout.strip():
-            if time.monotonic() > end:
-                waits = f"the job has not ended after {seconds:g} s; look at it in a terminal: squeue --me"
-                raise UserError(waits)
-            time.sleep(0.2)
+        wait(number[1], seconds, how)
     return number[1]
+
+
+def wait(number, seconds, how):
+    """Wait until squeue no longer lists a job; it is asked ever more rarely, since others ask the same controller."""
+    end, pause, command = time.monotonic() + seconds, 0.2, ["squeue", "-h", "-t", ALIVE, "-j", number]
+    while time.monotonic() < end:
+        done = subprocess.run(command, **how)
+        # a controller that doesn't answer says nothing of the job
+        if not done.stdout.strip() and (not done.returncode or "Invalid job id" in done.stderr):
+            return
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE, 1.2 * pause)
+    raise UserError(f"the job has not ended after {seconds:g} s; look at it in a terminal: squeue --me")
 
 
 def submit(name, lines, **directives) -> str:
