@@ -294,7 +294,7 @@ def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(
     )
     assert "size mismatch" in said and "\n" not in said
     assert Path(f"{name}-997.pt").exists() and alone.resume()["steps"] == 120
-    assert f"goes on from {name}-120.pt, after 120 steps" in caplog.text
+    assert f"resumes from {name}-120.pt, after 120 steps" in caplog.text
     assert f"{name}-997.pt is damaged (AssertionError: without {{" in caplog.text
     kept = {path.name for path in Path(name).parent.glob("*-*")}
     assert {path.rpartition("-")[2] for path in kept} == {

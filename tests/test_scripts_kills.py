@@ -1,6 +1,6 @@
 """What clusters do to the scripts to take home: kills, full disks, damaged files, a folder that one node doesn't see.
 
-Each training goes on from a checkpoint in the middle of its second epoch, and must end as if nothing had happened,
+Each training resumes from a checkpoint in the middle of its second epoch, and must end as if nothing had happened,
 bit for bit. By day these files are only imported: `make soak` makes the same trouble at random.
 """
 

@@ -319,7 +319,7 @@ class Run:
         weights = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         dcp_state.set_state_dict(model, optimizer, **weights, options=OPTIONS)
         vars(self).update(state["progress"], whole=[folder])  # done, lost and seen
-        say(f"goes on from {folder}, after {self.done} steps")
+        say(f"resumes from {folder}, after {self.done} steps")
 
     def look(self, loss, items, norm, rate):
         """Note a step, with this rank's sum of losses; log if it is time; return whether to save."""

@@ -176,7 +176,7 @@ def resume(state, model, optimizer):  # 9, 14, 15
         if "model" in state:
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
-            say(f"goes on from {file}, after {state['steps']} steps")
+            say(f"resumes from {file}, after {state['steps']} steps")
     except Exception as error:  # another model has other names, shapes or numbers of parameters
         end(f"{file} does not fit this model ({short(error)})")
     with contextlib.suppress(OSError):

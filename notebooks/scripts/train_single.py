@@ -119,7 +119,7 @@ def resume(state, model, optimizer):
             optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # another model has other names, shapes or numbers of parameters
             sys.exit(f"{file} does not fit this model ({short(error)})")
-        logging.info(f"goes on from {file}, after {state['steps']} steps")
+        logging.info(f"resumes from {file}, after {state['steps']} steps")
         with contextlib.suppress(OSError):
             for bad in damaged:  # it is none of the newest two, which are kept
                 bad.rename(bad.with_suffix(".damaged"))
