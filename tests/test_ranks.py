@@ -227,11 +227,16 @@ def test_a_start_that_fails_gives_its_reason_and_leaves_nothing(tmp_path, monkey
     assert not list(tmp_path.glob("mpdemo-ranks-*"))
 
 
-def test_more_ranks_than_cores_are_refused():
+def test_more_ranks_than_cores_are_refused(monkeypatch):
     with pytest.raises(UserError, match="1000 processes need 1000 CPU cores"):
         start_ranks(1000)
     with pytest.raises(UserError, match="world_size 0 is not allowed"):
         start_ranks(0)
+    monkeypatch.setenv("MPDEMO_CORES", "two")
+    with pytest.raises(
+        UserError, match="^MPDEMO_CORES = 'two' is not allowed; allowed: a number of processes"
+    ):
+        start_ranks(2)
 
 
 def test_a_site_may_forbid_ranks_on_its_front_end(project, no_slurm, monkeypatch):

@@ -39,8 +39,12 @@ def check_room(processes, oversubscribe=None):
 
     `MPDEMO_CORES` says how many may run here where it isn't the number of cores: two on a machine with one, say.
     """
-    said, here = os.environ.get("MPDEMO_CORES", ""), len(os.sched_getaffinity(0))
-    cores, free = int(said) if said.isdigit() else here, psutil.virtual_memory().available // 2**20
+    said, free = os.environ.get("MPDEMO_CORES"), psutil.virtual_memory().available // 2**20
+    if said and not said.isdecimal():
+        raise UserError(
+            f"MPDEMO_CORES = {said!r} is not allowed; allowed: a number of processes, such as 2"
+        )
+    cores = int(said) if said else len(os.sched_getaffinity(0))
     fitting = max(1, min(cores, free // PROCESS_MIB))
     if processes > fitting and not oversubscribe:
         more = "" if oversubscribe is None else ", or say oversubscribe where more are meant"
