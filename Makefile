@@ -50,8 +50,10 @@ lint: $(STAMP)        ## style, form, types, import directions and the notebooks
 lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make lab LAB="--port=9999 --no-browser"
 # Trust is each user's own. Without it, a page that is reloaded in the middle of a job shows its view as text.
 	-$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
+# No pop-up that asks about news; `--LabApp.news_url=None` leaves it there.
+	-$(BIN)/jupyter labextension disable --level=sys_prefix "@jupyterlab/apputils-extension:announcements" >/dev/null 2>&1
 	@echo "If no browser opens, click the address below that begins with http://127.0.0.1 or copy it into your browser."
-	$(BIN)/python -m jupyterlab --notebook-dir=. --LabApp.news_url=None $(LAB) notebooks/10_two_devices.ipynb
+	$(BIN)/python -m jupyterlab --notebook-dir=. $(LAB) notebooks/10_two_devices.ipynb
 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
 	$(BIN)/python tests/bench/bench.py
