@@ -48,10 +48,10 @@ lint: $(STAMP)        ## style, form, types, import directions and the notebooks
 	$(BIN)/python tests/notebooks.py --check
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make lab LAB="--port=9999 --no-browser"
-# Trust is each user's own. Without it, a page that is reloaded in the middle of a job shows its view as text.
-	-$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 # No pop-up that asks about news; `--LabApp.news_url=None` leaves it there.
 	-$(BIN)/jupyter labextension disable --level=sys_prefix "@jupyterlab/apputils-extension:announcements" >/dev/null 2>&1
+# Trust is each user's own. Without it, a page that is reloaded in the middle of a job shows its view as text.
+	-$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	@echo "If no browser opens, click the address below that begins with http://127.0.0.1 or copy it into your browser."
 	$(BIN)/python -m jupyterlab --notebook-dir=. $(LAB) notebooks/10_two_devices.ipynb
 
