@@ -25,7 +25,10 @@ def picture(line, png="OLD="):
     return v4.new_output("display_data", data={"text/plain": line, "image/png": png})
 
 
-CHILD = "import subprocess, sys\ndone = subprocess.run([sys.executable, '-c', 'print(3)'])"
+# what a child prints takes a moment on its way through the kernel's pipe, and the cell may end before it
+CHILD = (
+    "import subprocess, sys, time\ndone = subprocess.run([sys.executable, '-c', 'print(3)'])\ntime.sleep(1)"
+)
 PICTURE = "display({'text/plain': 'a line', 'image/png': 'NEW='}, raw=True)"
 UNKNOWN = stream("UsageError: Line magic function `%nosuchmagic` not found.\n", "stderr")
 CELLS = {  # name: (source, saved outputs, passes with the repairs, passes without)
