@@ -69,7 +69,7 @@ site: $(STAMP)        ## build the course as a web site, from the saved outputs:
 	$(BIN)/python tests/site/build.py
 
 clean:                ## remove all runs, their logs and all caches; answers, batch scripts and .venv stay
-	rm -rf runs .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
+	rm -rf runs build/failed_notebooks .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	rm -f slurm-*.out slurm-*.err slurm/slurm-*.out slurm/slurm-*.err notebooks/slurm-*.out notebooks/slurm-*.err
 	find mpdemo notebooks tests -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 	@echo "kept: work/ (your answers), slurm/ (batch scripts and sites), .venv (rm -rf .venv installs anew)"

@@ -1,7 +1,8 @@
 """Repairs for nbval 0.11.0 (its last release is of March 2024): a green cell means what it says.
 
-Beside them each cell's seconds are noted, in the file that `MPDEMO_CELL_SECONDS` names. Each repair is a few lines
-and is tried against the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
+Beside them each cell's seconds are noted, in the file that `MPDEMO_CELL_SECONDS` names, and a notebook in which a
+cell failed is kept as it was executed, in the folder `MPDEMO_FAILED`. Each repair is a few lines and is tried against
+the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
 """
 
 import os
@@ -9,6 +10,7 @@ import signal
 import time
 from queue import Empty
 
+import nbformat
 import nbval.kernel
 import nbval.plugin
 
@@ -53,12 +55,15 @@ def run_and_believe_the_reply(self):
     begin = time.monotonic()
     try:
         runtest(self)
+        status = getattr(self.parent.kernel, "last_status", "ok")
+        raised = any(output.output_type == "error" for output in self.test_outputs or [])
+        if status == "error" and not raised:
+            self.raise_cell_error("the cell stopped early without a traceback: an unknown magic?")
+    except Exception:
+        keep(self)
+        raise
     finally:
         note(self, time.monotonic() - begin)
-    status = getattr(self.parent.kernel, "last_status", "ok")
-    raised = any(output.output_type == "error" for output in self.test_outputs or [])
-    if status == "error" and not raised:
-        self.raise_cell_error("the cell stopped early without a traceback: an unknown magic?")
 
 
 def note(cell, seconds):
@@ -66,6 +71,13 @@ def note(cell, seconds):
     if file := os.environ.get("MPDEMO_CELL_SECONDS"):
         with open(file, "a") as notes:
             notes.write(f"{seconds:.1f} {cell.parent.path.name} cell {cell.cell_num}\n")
+
+
+def keep(cell):
+    """Save the notebook with what this cell and those that failed before it have really printed."""
+    if folder := os.environ.get("MPDEMO_FAILED"):
+        cell.cell.outputs = cell.test_outputs or []
+        nbformat.write(cell.parent.nb, f"{folder}/{cell.parent.path.name}")
 
 
 def pytest_configure(config):

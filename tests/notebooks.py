@@ -191,11 +191,12 @@ def nbval(name, project, whole=True, **environ):
         "-q",
     ]
     command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", str(path)]
-    env = environment(project, MPDEMO_ROUNDS="2", **environ)
+    failed = root() / "build" / "failed_notebooks"
+    failed.mkdir(parents=True, exist_ok=True)
     return subprocess.run(
         command,
         cwd=project,
-        env=env,
+        env=environment(project, MPDEMO_ROUNDS="2", MPDEMO_FAILED=str(failed), **environ),
         timeout=NBVAL_LIMIT,
         capture_output=True,
         text=True,

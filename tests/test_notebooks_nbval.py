@@ -67,9 +67,12 @@ def test_a_cell_passes_when_it_should_and_a_dead_kernel_is_noticed_at_once(tmp_p
     ]
     options += [f"--nbval-sanitize-with={root()}/tests/nbval.cfg", f"--rootdir={tmp_path}"]
     options += ["-q", "-p", "no:cacheprovider"]
+    (tmp_path / "failed").mkdir()
     where = {
         "cwd": tmp_path,
-        "env": environment(root(), IPYTHONDIR=f"{tmp_path}/ipython"),
+        "env": environment(
+            root(), IPYTHONDIR=f"{tmp_path}/ipython", MPDEMO_FAILED=str(tmp_path / "failed")
+        ),
         "timeout": LIMIT,
     }
     done = subprocess.run(
@@ -80,3 +83,11 @@ def test_a_cell_passes_when_it_should_and_a_dead_kernel_is_noticed_at_once(tmp_p
     expected = {name: cell[2 if repaired else 3] for name, cell in cells.items()}
     assert dict(zip(cells, passed, strict=True)) == expected, done.stdout[-9000:]
     assert ("the kernel died while it ran this cell" in done.stdout) == repaired
+    if repaired:  # what a failed cell printed is kept beside what the others should
+        kept = nbformat.read(tmp_path / "failed" / "cells.ipynb", as_version=4).cells
+        assert [
+            kept[list(cells).index(name)].outputs[0].text for name in ("wrong_number", "last_digits")
+        ] == [
+            "3\n",
+            "loss 0.242107\n",
+        ]
