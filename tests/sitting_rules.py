@@ -21,7 +21,7 @@ TURN = re.compile(r"\*\*Your turn [\d.]+\*\*\s*\(([^)]*)\)")
 # minutes by kind: to predict or decide, to write a mechanism, anything else
 MECHANISM, PREDICT, SMALL = 25, 4, 10
 FENCED = re.compile(r"```.*?```|<details>.*?</details>|<!--.*?-->", re.S)
-SAVES = re.compile(r"^%%task|^class \w|^    class \w|\.write_text\(|\"\"\"$|'''$", re.M)
+SAVES = re.compile(r"^%%task|^%%watch|^class \w|^    class \w|\.write_text\(|\"\"\"$|'''$", re.M)
 OURS = re.compile(r"^from mpdemo[\w.]* import \(?([^)\n]+)", re.M)
 DEFINED = re.compile(r"^(?:def|class) (\w+)", re.M)
 SPOKEN = re.compile(r"`(?:\w+\.)?(--[\w-]+|\w+)[^`]*`")

@@ -1,8 +1,8 @@
-"""Pictures of runs that are stopped: one training run in several jobs (notebook 94), what failures cost (90)."""
+"""Pictures of runs that are stopped: signals (53), what failures cost (55), one training run in several jobs (94)."""
 
 from mpdemo.notebook.plots import style
 
-__all__ = ["lost_time", "one_run"]
+__all__ = ["lost_time", "one_run", "time_line"]
 
 
 def one_run(whole, jobs):
@@ -51,6 +51,47 @@ def one_run(whole, jobs):
     return style.picture(
         paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)]
     )
+
+
+COLOURS = {"save": style.GREEN, "lost": style.VERMILLION, "stop": style.ORANGE}  # by a word of a box
+
+
+def time_line(lanes, marks, unit="s", end=None):
+    """Draw what happens between signals: `lanes` {name: [(what, begin, end), ...]}, and `marks` {signal: when}.
+
+    A box that says "save", "stop" or "lost" has a colour of its own, and one that says "wait" is hatched.
+    """
+    last = end or max(stop for boxes in lanes.values() for _, _, stop in boxes)
+
+    def paint(_, axes):
+        for row, boxes in enumerate(lanes.values()):
+            for name, begin, stop in boxes:
+                colour = next((c for word, c in COLOURS.items() if word in name), style.SKY)
+                look = style.EDGE | {"facecolor": style.paler(colour)}
+                if "wait" in name:
+                    look |= {"facecolor": style.PAPER, "hatch": "////", "edgecolor": style.FAINT}
+                axes.broken_barh([(begin, stop - begin)], (row - 0.32, 0.64), **look)
+                paper = {
+                    "facecolor": style.PAPER if "wait" in name else look["facecolor"],
+                    "edgecolor": "none",
+                }
+                words = {"ha": "center", "va": "center", "fontsize": 8.5, "bbox": paper | {"pad": 1}}
+                axes.text((begin + stop) / 2, row, name, **words)
+        for (name, at), after in zip(marks.items(), [*list(marks.values())[1:], last], strict=True):
+            crowded = at > 0.2 * last and after - at < 0.2 * last  # then its name stands before it
+            axes.axvline(at, color=style.VERMILLION, linewidth=1.4, linestyle="--")
+            words = {"ha": "right" if crowded else "left", "color": style.VERMILLION, "fontsize": 9}
+            place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            axes.annotate(name, (at, 1.0), (-2 if crowded else 2, 2), **words, **place)
+        style.name_bars(axes, range(len(lanes)), list(lanes))
+        axes.set(xlabel=f"time ({unit})", xlim=(0, last * 1.02))
+
+    rows = [
+        f"{lane}: " + ", ".join(f"{name} {begin:g} to {stop:g}" for name, begin, stop in boxes)
+        for lane, boxes in lanes.items()
+    ]
+    alt = "; ".join([*rows, *(f"{name} at {at:g} {unit}" for name, at in marks.items())])
+    return style.picture(paint, f"time line: {', '.join(lanes)}", alt, 8.0, 1.0 + 0.42 * len(lanes))
 
 
 def lost_time(curves, simulated, optimum, measured):
