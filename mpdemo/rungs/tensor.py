@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.tensor --model transformer
 
 The first layers of a block are split by columns (some heads each), the second by rows, and the processes' sums are
-added: an all-reduce. Taught in notebooks/08_inside_a_layer.ipynb. Source: https://arxiv.org/abs/1909.08053.
+added: an all-reduce. Taught in notebooks/44_split_a_layer.ipynb. Source: https://arxiv.org/abs/1909.08053.
 """
 
 from torch.distributed.device_mesh import init_device_mesh
