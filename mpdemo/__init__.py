@@ -28,7 +28,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
     "notebook.course": "beside check ladder measure player run show start_ranks",
-    "notebook.plots": "bars curves grid matrices messages timelines",
+    "notebook.plots": "bars curves grid matrices messages ring timelines",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",

@@ -121,7 +121,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         "ALL_GATHER",
         lambda: _attention._cp_options.rotate_method.name,
     ),
-    ("09_scaling", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
+    ("50_how_many", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
     ("09_scaling", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
     ("90_checkpoint", "(the other four are the default)", FOUR, lambda: torchrun().signals_to_handle),
     ("90_checkpoint", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),

@@ -2,7 +2,7 @@
 
 ResNet-50, ten epochs of ImageNet, on JUWELS Booster with four GPUs per node; from a course of the Jülich
 Supercomputing Centre (2023). The seconds are those of ``time srun``. A GPU had 256 images of a step on one node, and
-128 on several. Taught in notebooks/09_scaling.ipynb.
+128 on several. Taught in notebooks/50_how_many.ipynb.
 """
 
 from typing import NamedTuple
