@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 08: what a split layer holds, a mask, a mesh."""
+"""Tests of the programs in notebook 08: what a split layer holds, a mesh."""
 # ruff: noqa: F821 - what the reader's program defines
 
 from collections import Counter
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from checks.helpers import COLLECTIVES, close, gathered, ratio, require_gradients, watch
 
@@ -101,34 +101,6 @@ def require_parts(part, columns, right, slices, rank):
         assert not ratio([own.grad], [sum(wanted)]) > 0, added
         wrong = f"The gradient of `{name}` isn't one device's. It's a sum over the tokens of all ranks, in their order."
         assert close(ratio([own.grad], [wanted[rank]]), 1, 1e-3), wrong
-
-
-def test_08_4(rank, n):
-    torch.manual_seed(0)
-    chunk = 4
-    wholes = [torch.randn(2, 2, 2 * n * chunk, 8) for _ in range(3)]
-    right = scaled_dot_product_attention(*wholes, is_causal=True)
-
-    def mine(whole):
-        chunks = whole.chunk(2 * n, dim=2)
-        return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]], dim=2)
-
-    own, wanted = attention(*map(mine, wholes), rank, n), mine(right)
-    assert own.shape == wanted.shape, (
-        f"The output has the shape {tuple(own.shape)}, the queries {tuple(wanted.shape)}."
-    )
-    wrong = (~((own - wanted).abs().amax((0, 1, 3)) < 1e-4)).tolist()  # also where it is nan
-    numbers = [rank * chunk + k for k in range(chunk)] + [
-        (2 * n - 1 - rank) * chunk + k for k in range(chunk)
-    ]
-    places = [place for place, bad in zip(numbers, wrong, strict=True) if bad]
-    everywhere = gathered(places)
-    first = next((r for r, found in enumerate(everywhere) if found), None)
-    assert first is None, (
-        f"On rank {first} the output is wrong at these positions of the sequence: "
-        f"{', '.join(map(str, everywhere[first]))}. Which positions have its queries, and which the keys, in the order "
-        "in which they were gathered?"
-    )
 
 
 def test_08_5(rank, n):
