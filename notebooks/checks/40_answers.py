@@ -1,10 +1,10 @@
-"""Check of notebook 92: a function that adds up the bytes which no batch changes."""
+"""Check of sitting 40: a function that adds up the bytes which no batch changes."""
 
 import torch
 from torch import nn
 
 
-def check_92_1(states):
+def check_40_2(states):
     half = nn.Linear(10, 10, bias=False).to(torch.bfloat16)
     assert states(half) == 800, (
         f"100 weights in bf16 take 800 bytes with gradients and states, not {states(half)}."
