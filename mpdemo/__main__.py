@@ -52,7 +52,7 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     "rehearse": (
         "mpdemo.tools.support.rehearse",
         "run each job of the course on the cluster, small; print one table",
-        "--only 03_ddp",
+        "--only 13_data_parallel",
     ),
     "cluster": (
         "mpdemo.tools.cluster.command",

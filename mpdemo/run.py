@@ -3,7 +3,7 @@
 A rung is a file with one function, ``build(run)``. It returns what differs from the others: model, optimizer and
 ``step(images, labels)``. `train` calls that step for every batch; around it, it shuffles, logs and validates. torchrun
 starts the file itself: ``torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp``. Taught in
-notebooks/01_single_device.ipynb.
+notebooks/12_one_step.ipynb.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """Refresh the saved outputs of the notebooks, or check that they are in order.
 
     python tests/notebooks.py               execute all, save what changed (this is ``make notebooks``)
-    python tests/notebooks.py 03 04         only those whose names begin so
-    python tests/notebooks.py --all 03      save also where only measured numbers or pictures changed
+    python tests/notebooks.py 21 22         only those whose names begin so
+    python tests/notebooks.py --all 21      save also where only measured numbers or pictures changed
     python tests/notebooks.py recordings    only the player's recordings, which ``make notebooks`` makes last
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
-Notebooks are executed in a fresh copy of the project, so that no run of another day is found. 03, 06, 11, 23 and 90 run
+Notebooks are executed in a fresh copy of the project, so that no run of another day is found. 06, 11, 23, 33 and 90 run
 on a throw-away Slurm of two nodes. Outputs that differ only in what tests/nbval.cfg lets differ stay as they are:
 without a change, git sees none.
 """
@@ -43,7 +43,7 @@ from mpdemo.world.processes import be_killed_with_parent
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
-ON_TWO_NODES = ("03", "06", "11", "23", "33", "90")  # of a throw-away Slurm, 1 Gbit/s apart
+ON_TWO_NODES = ("06", "11", "23", "33", "90")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "92_which_one"
 TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
@@ -55,7 +55,7 @@ KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language":
 
 
 def notebooks(prefixes=()) -> list:
-    """Return the paths of the course's notebooks (03) and their solutions (solutions/03), or those that begin so."""
+    """Return the paths of the course's notebooks (21) and their solutions (solutions/21), or those that begin so."""
     folder = root() / "notebooks"
     paths = [*documents.notebooks(), *sorted(folder.glob("solutions/*.ipynb"))]
     return [
@@ -234,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
+    parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 21; default: all")
     parser.add_argument("--check", action="store_true", help="execute nothing")
     load = "mark recordings that are made while other processes run, rather than refuse them"
     parser.add_argument("--under-load", action="store_true", help=load)

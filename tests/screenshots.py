@@ -24,8 +24,8 @@ from test_notebook_browser import OUTPUT, WAIT, open_notebook
 from mpdemo.paths import root
 
 PICTURES = {  # the notebook, its cells, and what an output says when the picture is taken
-    "exercise": ("03_ddp", ("turn-03-11", "answer-03-11"), "has sample 0"),
-    "live": ("01_single_device", ("story-job",), r"/step 2\d of/"),
+    "exercise": ("22_data", ("turn1", "answer1"), "has sample 0"),
+    "live": ("12_one_step", ("reference-run",), r"/step 2\d of/"),
 }
 SETUP = "from mpdemo.notebook.course import check, run"
 # whoever deletes only this gets a verdict

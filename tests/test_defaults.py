@@ -79,32 +79,22 @@ def torchrun():
 
 FOUR = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 ROWS = [  # a page, what it says, the default that it means, and how the installed one is read
-    ("03_ddp", '10 minutes for the backend `"nccl"`', 10, lambda: minutes("nccl")),
+    ("10_two_devices", "It deals out sample 0 twice", (False,), lambda: sampler("drop_last")),
+    ("20_processes", 'the ranks wait 10 minutes with `"nccl"`', 10, lambda: minutes("nccl")),
+    ("20_processes", "and 30 minutes with any other", 30, lambda: minutes("gloo")),
+    ("20_processes", 'also with `"cpu:gloo,cuda:nccl"`', 30, lambda: minutes(BOTH)),
+    ("21_ddp_by_hand", "have about 25 MiB (the first one is smaller)", (1, 25), buckets),
+    ("22_data", "Both ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
+    ("22_data", "DDP copies rank 0's buffers to all ranks", True, lambda: ddp().broadcast_buffers),
     (
-        "03_ddp",
-        '30 for every other, even for both together (`"cpu:gloo,cuda:nccl"`)',
-        30,
-        lambda: minutes(BOTH),
-    ),
-    (
-        "03_ddp",
-        "until the watchdog ends them, after 10 or 30 minutes by default",
-        30,
-        lambda: minutes("gloo"),
-    ),
-    ("03_ddp", "DDP broadcasts rank 0's buffers", True, lambda: ddp().broadcast_buffers),
-    ("03_ddp", "all ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
-    ("03_ddp", "the sampler repeats image 0 by default", (False,), lambda: sampler("drop_last")),
-    ("03_ddp", "*buckets* of about 25 MiB (by default, the first one is smaller)", (1, 25), buckets),
-    (
-        "04_model_parallel",
-        "# by default, an error",
+        "30_two_stages",
+        "`load_state_dict` refuses weights that belong to another stage",
         True,
         lambda: option(nn.Module.load_state_dict, "strict"),
     ),
     (
-        "05_pipeline",
-        "With the default, stage 0's gradient is off",
+        "31_microbatches",
+        "sets `scale_grads=False`, so the library doesn't divide",
         True,
         lambda: option(ScheduleGPipe, "scale_grads"),
     ),

@@ -68,10 +68,10 @@ def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, tmp_path, m
 
 def test_without_a_slurm_the_text_is_read(tmp_path, monkeypatch, job_files):
     monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: True)
-    state, message = verdict("00.4", written(tmp_path, RIGHT))
+    state, message = verdict("11.3", written(tmp_path, RIGHT))
     assert state == "right" and job_files.READ in message, message
     for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
-        state, message = verdict("00.4", written(tmp_path, RIGHT.replace(part, "")))
+        state, message = verdict("11.3", written(tmp_path, RIGHT.replace(part, "")))
         assert state == "wrong" and "cannot be used" not in message, message
 
 
@@ -83,7 +83,7 @@ def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, monkeypa
     monkeypatch.setattr(
         job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log"))
     )
-    state, message = verdict("00.4", written(tmp_path, RIGHT))
+    state, message = verdict("11.3", written(tmp_path, RIGHT))
     assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), (
         message
     )

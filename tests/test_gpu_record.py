@@ -213,7 +213,8 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
         "parts": parts,
     }
     removed = [{"test": "c", "outcome": "passed"}, {"test": "test_that_is_gone", "outcome": "failed"}]
-    named = {"gpt": [{**step, "options": ["fused"]}], "train_ddp": [], "train_gone": [], "tests": removed}
+    named = {"gpt": [{**step, "options": ["fused"]}], "tests": removed}
+    named |= {name: [] for name in ("train_ddp", "train_gone", "notebook 04")}
     older = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
     for name, content in [("2026-11-30-h100", record | {"parts": older}), ("2026-12-01-h100", record)]:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -231,7 +232,7 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     )
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
     assert "`train_gpt.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text
-    assert "train_gone" not in text
+    assert "train_gone" not in text and "notebook 04" not in text
     said, record["parts"] = page.status(record), record["parts"][:-1]
     assert all(
         words in said

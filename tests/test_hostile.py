@@ -219,7 +219,7 @@ def run_on(value):
 
 
 def answered(value):
-    return course.check("03.1", value)
+    return course.check("21.1", value)
 
 
 def asked(value):

@@ -114,7 +114,7 @@ def test_trainers_are_sent_to_sections_that_exist():
                 f"{number}: {title}"
             )
             numbers.add(number)
-    assert len(numbers) == 14
+    assert len(numbers) > 14
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)
@@ -222,8 +222,9 @@ def test_a_command_on_a_page_parses(file, call_mpdemo):
 
 def test_a_word_of_the_glossary_is_explained_where_it_first_stands():
     """There it is in *italics*, or a link to the glossary."""
-    cells = [(file, cell) for file in NOTEBOOKS for cell in nbformat.reads(text(file), as_version=4).cells]
-    prose = [(file, cell.source) for file, cell in cells if cell.cell_type == "markdown"]
+    books = [(path.name, nbformat.read(path, as_version=4)) for path in documents.notebooks()]
+    cells = [(name, cell) for name, notebook in books for cell in notebook.cells]
+    prose = [(name, cell.source) for name, cell in cells if cell.cell_type == "markdown"]
     rows = GLOSSARY.findall(text("notebooks/glossary.md"))
     words = [word.lower() for _, word in rows]
     assert len(words) > 60 and words == sorted(set(words))

@@ -93,7 +93,7 @@ def test_a_rank_of_a_training_enters_few_of_our_files(tmp_path, monkeypatch):
 
 def test_make_clean_removes_what_runs_and_tools_left_and_never_the_answers(tmp_path):
     kept = [
-        "work/00.3.py",
+        "work/11.2.py",
         "slurm/mine/03.sbatch",
         "slurm/sites/mine.sbatch",
         ".venv/bin/python",

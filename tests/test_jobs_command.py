@@ -57,7 +57,7 @@ def test_each_command_has_a_folder_of_its_own_by_default():
     names = [spec_of(f"torchrun --nproc-per-node={count} a.py").out for count in (1, 2, 2)]
     assert names[0] != names[1] == names[2] and names[0].startswith("runs/a-")
     assert spec_of("torchrun a.py", nodes=2).out != spec_of("torchrun a.py").out
-    assert spec_of("torchrun a.py", name="05_one").out == "runs/05_one"
+    assert spec_of("torchrun a.py", name="31_one").out == "runs/31_one"
 
 
 SHELL = [  # what it would replace or act on, and what of it is shown

@@ -150,7 +150,7 @@ def test_refusals_of_the_package_are_known(numbers):
     with pytest.raises(UserError) as refusal:
         check_schedule("1F1B", ranks=2, **numbers)
     (finding,) = explain.find(f"mpdemo: error: {refusal.value}")
-    assert finding.known.notebook in ("05_pipeline", "91_when_it_breaks")
+    assert finding.known.notebook in ("31_microbatches", "91_when_it_breaks")
 
 
 def test_the_first_real_cause_comes_first():

@@ -1,4 +1,4 @@
-"""The committed batch scripts, one of each kind, submitted by hand. This file, run, writes them anew."""
+"""The committed batch scripts, one of each kind of job, submitted by hand. This file, run, writes them anew."""
 
 import json
 import os
@@ -18,10 +18,14 @@ from mpdemo.tools.support.render import jobs_of_course
 
 FOLDER = paths.root() / "slurm"
 COURSE = jobs_of_course()
-KINDS = {name: COURSE[name] for name in ("03_ddp", "03_two_nodes", "02_data_parallel")}
-TRAIN = "-m mpdemo.rungs.ddp --out runs"
-KINDS["03_torchrun"] = spec_of(f"torchrun --nproc-per-node=2 {TRAIN}/03_torchrun", nodes=2)
-KINDS["03_cpu"] = spec_of(f"torchrun --standalone --nproc-per-node=2 {TRAIN}/03_cpu", gpus_per_process=0)
+TRAIN, STANDALONE = "-m mpdemo.rungs.ddp --out runs", "torchrun --standalone --nproc-per-node=2"
+KINDS = {
+    "one_node": spec_of(f"{STANDALONE} {TRAIN}/one_node"),
+    "two_nodes": spec_of(f"python {TRAIN}/two_nodes", nodes=2),
+    "torchrun": spec_of(f"torchrun --nproc-per-node=2 {TRAIN}/torchrun", nodes=2),
+    "one_process": spec_of("python -m mpdemo.rungs.data_parallel --devices 2 --out runs/one_process"),
+    "cpu": spec_of(f"{STANDALONE} {TRAIN}/cpu", gpus_per_process=0),
+}
 FOLDERS = (".", "slurm", "notebooks")  # of the project, from which the files are submitted in turn
 # What stands for Python: a training run is too long for every file; test_notebooks.py runs them whole. Some really
 # train, for a few steps.
@@ -74,7 +78,7 @@ def wait_for(jobs, seconds=600) -> dict:
 
 @pytest.mark.parametrize(
     "trained",
-    [["07_fsdp"], pytest.param(["03_two_nodes", "03_torchrun"], marks=pytest.mark.nightly)],
+    [["07_fsdp"], pytest.param(["two_nodes", "torchrun"], marks=pytest.mark.nightly)],
     ids=str,
 )
 def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone, trained):
@@ -108,7 +112,7 @@ def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(c
 
 
 def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path):
-    job = submit_by_hand(clone / "slurm/03_ddp.sbatch", tmp_path)
+    job = submit_by_hand(clone / "slurm/one_node.sbatch", tmp_path)
     assert wait_for([job]) == {job: "failed"}
     assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()
 

@@ -212,7 +212,7 @@ def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_
 
 def test_opening_and_saving_a_notebook_changes_nothing(page, server, project, outside):
     """Its normal form is what JupyterLab writes, on this Python; on another one, that one's version is all."""
-    notebook = nbformat.read(project / "notebooks" / "00_start_here.ipynb", as_version=4)
+    notebook = nbformat.read(project / "notebooks" / "10_two_devices.ipynb", as_version=4)
     notebook.metadata.language_info["version"] = sys.version.split()[0]
     saved, file = text_of(normalise(notebook)), project / "notebooks" / "saved.ipynb"
     file.write_text(saved)

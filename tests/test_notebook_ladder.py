@@ -96,7 +96,7 @@ def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_th
     assert (
         " ".join(lines[2].split()) == "ddp 2 190 → 60 1.60 (1.55 to 1.62) 1.90 0.85 (0.82 to 0.88) 70, 70"
     )
-    missing = "Not timed yet: data_parallel (notebook 02), model_parallel (notebook 04), pipeline"
+    missing = "Not timed yet, by measure(NAME): data_parallel, model_parallel, pipeline, "
     assert lines[3].startswith(missing)
     html = shown.data["text/html"]
     assert html.count("<tr>") == 3 and f"<p>{missing}" in html
@@ -136,9 +136,7 @@ def test_a_stand_in_by_threads_is_named_so_and_explained(runs):
 def test_rows_of_an_earlier_version_are_not_shown_and_to_be_measured_again(climbed, runs):
     old = {"rung": "fsdp", "devices": 2, "speedup": 1.6, "speedup_quartiles": [1.5, 1.7]}
     runs("speed_fsdp", [single(0.25), old])
-    assert (
-        "fsdp (notebook 07)" in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
-    )
+    assert ", fsdp, " in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
     with pytest.raises(
         UserError, match="runs/speed_fsdp was measured by an earlier version.*resubmit=True"
     ):
@@ -172,7 +170,7 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
 
 def test_without_runs_the_next_notebook_is_named(runs):
     for function in (ladder.ladder_table, ladder.ladder_chart):
-        with pytest.raises(UserError, match="nothing was timed yet; begin with notebook 01"):
+        with pytest.raises(UserError, match="nothing was timed yet; call measure"):
             function()
 
 

@@ -132,7 +132,7 @@ def view(rows=(), log="", **changes):
         "where": "this machine",
         "id": "1",
     }
-    facts |= {"out": "runs/03_ddp", "finished": False, "metrics": lambda: list(rows), "log": lambda: log}
+    facts |= {"out": "runs/23_two", "finished": False, "metrics": lambda: list(rows), "log": lambda: log}
     return JobView(SimpleNamespace(**(facts | changes)))
 
 
@@ -141,7 +141,7 @@ def test_the_view_of_a_running_job_is_readable():
     rows = [step | {"peak_memory_mib": [412.3, 398.0]}, {"event": "epoch", "epoch": 0}]
     running = view(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
     facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s · memory 412, 398 MiB"
-    assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
+    assert " ".join(text_of(running.header()).split()) == f"23_two running {facts}"
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()
     two = view(state="running", rows=[step, step | {"step": 9, "loss": 0.5}]).chart()
@@ -151,7 +151,7 @@ def test_the_view_of_a_running_job_is_readable():
     assert "step 7 of 99" in text_of(resumed.header())
     waiting = view(reason="Resources", queue=3, where="cluster box", id="12")
     assert "position 3 in the queue (Resources)" in text_of(waiting.header())
-    assert waiting.chart() == "" and repr(picture_of(waiting)) == "03_ddp: pending"
+    assert waiting.chart() == "" and repr(picture_of(waiting)) == "23_two: pending"
 
 
 def test_a_test_and_a_script_have_no_front_end(run_once, monkeypatch):

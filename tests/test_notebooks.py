@@ -19,14 +19,10 @@ from mpdemo.tools.support.render import jobs_of_course
 from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
 
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
-# with jobs by hand, over two nodes, or stopped; at night all run in both places
-ON_SLURM = ("00", *ON_TWO_NODES)
-LONGEST = ("90", "07", "92", "13", "04", "01", "10", "11", "12", "09", "94", "08", "91")
+LONGEST = ("90", "07", "92", "13", "01", "10", "11", "12", "09", "94", "08", "91")
 ORDER = sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
-# what sittings teach is run by day there
-REPLACED = ("00", "02", "03", "05")
-BY_DAY = [name for name in ORDER if name[:2] not in REPLACED]
-RUNS = [(name, "cluster" if name[:2] in ON_SLURM else "this machine", False) for name in BY_DAY]
+# at night all run in both places
+RUNS = [(name, "cluster" if name[:2] in ON_TWO_NODES else "this machine", False) for name in ORDER]
 AT_NIGHT = [(name, place, True) for name in ORDER for place in ("this machine", "cluster")]
 SINGLE = "runs/train_single"
 

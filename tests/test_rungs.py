@@ -150,7 +150,7 @@ def test_equal_to_the_single_device(results, when, world, number):
 
 
 def test_batch_norm_sees_microbatches(results):
-    """The lesson of notebook 05: with batch norm a cut batch is another computation than the whole batch."""
+    """The lesson of sitting 32: with batch norm a cut batch is another computation than the whole batch."""
     number = next(i for i, c in enumerate(TWO) if c["norm"] == "batch" and c.get("schedule") == "1F1B")
     assert results("usual")[2][number]["full"]["gradients"] > 1e-2
 

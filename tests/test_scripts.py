@@ -1,6 +1,6 @@
 """The scripts to take home: plain PyTorch, the same training however they are launched.
 
-By day notebooks 03, 05, 07, 08 and 10 compare them with one process, and resume them; what goes further runs at night.
+By day notebooks 23, 31, 07, 08 and 90 compare them with one process, and resume them; what goes further runs at night.
 train_gpt.py has its own tests, and train_fsdp.py is a part of it.
 """
 

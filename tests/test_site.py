@@ -8,7 +8,14 @@ from labserver import NEEDS_CHROMIUM, chromium_page
 
 from mpdemo.paths import root
 
-PAGES = ("README", "notebooks/03_ddp", "notebooks/05_pipeline", "notebooks/glossary", "api", "slurm/README")
+PAGES = (
+    "README",
+    "notebooks/21_ddp_by_hand",
+    "notebooks/31_microbatches",
+    "notebooks/glossary",
+    "api",
+    "slurm/README",
+)
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 TOO_WIDE = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
 READABLE = 560  # pixels of a diagram, whose box scrolls on a phone
@@ -40,7 +47,7 @@ def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site
             assert page.title() and not page.evaluate(TOO_WIDE), name
             assert page.evaluate(BROKEN) == [], name
             assert page.locator("img:not([alt])").count() == 0, name
-        page.goto(f"file://{site}/notebooks/03_ddp.html")
+        page.goto(f"file://{site}/notebooks/21_ddp_by_hand.html")
         assert page.locator(".diagram img").count() == 1 and page.locator("text=mermaid").count() == 0
         assert page.locator("a[href$='glossary.html#bucket']").count() >= 1
         assert page.locator("button.copybtn").count() > 10

@@ -84,8 +84,8 @@ def test_the_name_of_a_sitting_fits_into_the_list_of_files():
 
 
 def test_sittings_are_read_first_and_exercises_are_counted_apart():
-    names = ["03_ddp", "21_ddp", "90_checkpoint", "10_two"]
-    assert sorted(names, key=sitting_rules.order) == ["10_two", "21_ddp", "03_ddp", "90_checkpoint"]
+    names = ["07_sharding", "21_ddp", "90_checkpoint", "10_two"]
+    assert sorted(names, key=sitting_rules.order) == ["10_two", "21_ddp", "07_sharding", "90_checkpoint"]
     turn = text("**Your turn 21.1** (predict).\n\n" + "word " * 400)
     whole = sitting(text("word " * 100, "t"), turn, code('check("21.1", ...)'), seconds=60)
     assert (sitting_rules.minutes(whole), sitting_rules.minutes_of_exercises(whole)) == (2, 4)

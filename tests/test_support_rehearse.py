@@ -48,7 +48,7 @@ def rehearse(cluster, project, run_mpdemo):
 
 def test_the_list_of_the_course_holds_its_jobs_and_a_wrong_word_is_named(project):
     jobs = jobs_of_course()
-    assert len(jobs) >= 10 and {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
+    assert len(jobs) >= 10 and {jobs["23_two"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
     # the folder's own list counts
     assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]
     for words, said in (
@@ -66,8 +66,8 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
     for name, spec in jobs_of_course().items():
         words = " ".join(small[name].command)
         assert (small[name].nodes, small[name].world_size) == (spec.nodes, spec.world_size)
-        assert f"runs/rehearsal/{name}" in words and spec.out not in words
-        assert words.endswith(" ".join(SMALL)) or "labs" in words
+        assert small[name].out == f"runs/rehearsal/{name}" and spec.out not in words
+        assert words.endswith(" ".join(SMALL)) or "labs" in words or "first_ddp.py" in words
         if "labs" in words:  # each word after the folder is a number of steps, or a function of the lab
             _, module, _, *last = small[name].command
             lab = (paths.source() / "notebooks/labs" / module.split(".")[-1]).with_suffix(".py").read_text()
@@ -146,7 +146,7 @@ def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypa
 def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, call_mpdemo):
     done = call_mpdemo("rehearse")
     assert done.returncode == 2 and "Slurm not found; rehearse on the cluster, or" in done.stderr
-    assert "no job 'nine'; allowed: 00_first_job" in call_mpdemo("rehearse", "--only", "nine").stderr
+    assert "no job 'nine'; allowed: 11_train" in call_mpdemo("rehearse", "--only", "nine").stderr
 
 
 # --- render, and an installation without the project

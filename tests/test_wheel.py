@@ -26,8 +26,8 @@ from mpdemo.notebook.check import check
 check({number!r}, {wrong!r})
 check({number!r}, {right!r})
 Path("work").mkdir(exist_ok=True)
-Path("work/00.1.py").write_text({program!r})
-check("00.1")
+Path("work/10.1.py").write_text({program!r})
+check("10.1")
 """
 ALONE = """
 from mpdemo.notebook.course import run, show
@@ -83,8 +83,8 @@ def test_it_finds_its_sites_and_batch_scripts(installed):
 
 
 def test_a_check_judges_a_prediction_and_a_program(installed):
-    solutions = nbformat.read(root() / "notebooks/solutions/00_start_here.ipynb", as_version=4)
-    task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 00.1\n"))
+    solutions = nbformat.read(root() / "notebooks/solutions/10_two_devices.ipynb", as_version=4)
+    task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 10.1\n"))
     number, row = next((n, row) for n, row in exercises().items() if isinstance(row.get("right"), str))
     answers = {
         "right": row["right"],
@@ -93,7 +93,7 @@ def test_a_check_judges_a_prediction_and_a_program(installed):
     said = installed(
         "-c", CHECKS.format(number=number, program=task.partition("\n")[2], **answers)
     ).splitlines()
-    verdicts = [f"{number}: not y", f"{number}: right", "00.1: right"]
+    verdicts = [f"{number}: not y", f"{number}: right", "10.1: right"]
     assert [line[:11] for line in said if line[2:3] == "."] == verdicts, said
 
 

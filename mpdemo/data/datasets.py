@@ -2,7 +2,7 @@
 
 ``digits`` ships with the package (mpdemo/data/README.md names its authors), so that a compute node without internet can
 train. MNIST and ImageNet are read by torchvision from a folder; ``folder`` is any set of class folders with images.
-Nothing is ever downloaded. Taught in notebooks/01_single_device.ipynb.
+Nothing is ever downloaded. Taught in notebooks/12_one_step.ipynb.
 """
 
 import os

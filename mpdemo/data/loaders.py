@@ -1,6 +1,6 @@
 """The loaders: every sample once per epoch, and the same images in each step, whatever the number of ranks.
 
-Taught in notebooks/01_single_device.ipynb and notebooks/03_ddp.ipynb.
+Taught in notebooks/12_one_step.ipynb and notebooks/22_data.ipynb.
 """
 
 import torch

@@ -88,7 +88,7 @@ class JobSpec:
             or str(path) in (".", "runs")
             or "\\" in self.out
         ):
-            allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
+            allowed = "a folder below the project's root, as runs/23_two, with no backslash in its name"
             raise UserError(f"out {self.out!r} is not allowed; allowed: {allowed}")
         if self.signal and int(self.signal.partition("@")[2]) >= slurm.limit(self.time_limit):
             raise UserError(
@@ -129,7 +129,7 @@ def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any)
     JobSpec("a", ("a",), "a", nodes=nodes)  # refuses a bad number, before the next lines compute with it
     if isinstance(name, str) and name and not {"", ".", "..", "~"}.isdisjoint(name.split("/")):
         raise UserError(
-            f"name {name!r} is not allowed; allowed: what can name a folder in runs/, as 03_ddp"
+            f"name {name!r} is not allowed; allowed: what can name a folder in runs/, as 23_two"
         )
     if program == "torchrun":
         arguments, processes = by_torchrun(rest, nodes)

@@ -3,7 +3,7 @@
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
 earliest operation of any rank in that step. Those of `Recorder.operation` also have `on_core`, the seconds for which
 the thread had a CPU core. `kind` is F, B, I or W (computing), O (the optimizer's step), A (an all-reduce), G (an
-all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
+all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/31_microbatches.ipynb.
 """
 
 import json

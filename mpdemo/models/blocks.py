@@ -1,7 +1,7 @@
 """The models: flat lists of named blocks, each fed by the one before, so that cutting a model is slicing a list.
 
 Parameters keep the name they have in the uncut model, so a stage's weights are found by name in any checkpoint.
-The networks are in nets.py and transformer.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C
+The networks are in nets.py and transformer.py. Taught in notebooks/30_two_stages.ipynb. Shapes: B batch, C
 channels, S image size (pixels).
 """
 

@@ -1,7 +1,7 @@
 """Check a reader's answer to an exercise, and say one of three things: not answered, not yet, right.
 
-In a notebook, ``check("09.2", answer)`` checks a value or a function. The cell magic ``%%task 03.4`` saves the cell as
-``work/03.4.py`` and checks this file; ``%%task 00.9 sbatch`` saves ``work/00.9.sbatch``. An answer that still holds an
+In a notebook, ``check("09.2", answer)`` checks a value or a function. The cell magic ``%%task 22.2`` saves the cell as
+``work/22.2.py`` and checks this file; ``%%task 11.3 sbatch`` saves ``work/11.3.sbatch``. An answer that still holds an
 Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook runs from top to bottom as it is.
 
 Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
@@ -104,7 +104,7 @@ def verdict(number, answer=...) -> tuple[str, str]:
 
 
 def _row(number) -> dict:
-    rows, number = exercises(), text_of(number, "the number of an exercise, as '03.1',")
+    rows, number = exercises(), text_of(number, "the number of an exercise, as '21.1',")
     if number not in rows:
         near = [known for known in rows if known[:2] == number[:2]] or rows
         raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(near)}")
@@ -201,7 +201,7 @@ def _has_blank(text, is_python) -> bool:
 def save_task(line, cell):
     """Save a cell as the file of an exercise, and check it: the cell magic ``%%task NUMBER [SUFFIX]``."""
     if not line.split():
-        raise UserError("%%task needs the number of an exercise, as in: %%task 03.4")
+        raise UserError("%%task needs the number of an exercise, as in: %%task 22.2")
     number, suffix = (*line.split(), "py")[:2]
     path = root() / "work" / f"{number}.{suffix}"
     path.parent.mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ FOOT = (
 
 
 def ladder_table() -> Bundle:
-    """Show one row for each strategy that was timed, in text and HTML; name the notebooks of the others.
+    """Show one row for each strategy that was timed, in text and HTML; name the others.
 
     The numbers are measured: a notebook's cell that shows this table is not compared from run to run.
     """
@@ -65,12 +65,10 @@ def ladder_table() -> Bundle:
         texts.append(
             [row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))]
         )
-    missing = [
-        f"{rung} (notebook {number(rung)})" for rung in TIMED if rung not in {row["rung"] for row in rows}
-    ]
+    missing = [rung for rung in TIMED if rung not in {row["rung"] for row in rows}]
     notes = [FOOT, *(row["note"] for row in rows if row["note"])]
     if missing:
-        notes.insert(0, f"Not timed yet: {', '.join(missing)}.")
+        notes.insert(0, f"Not timed yet, by measure(NAME): {', '.join(missing)}.")
     align = ["left"] + ["right"] * (len(HEADINGS) - 1)
     plain, html = (
         tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html")
@@ -181,15 +179,10 @@ def timed_rows() -> list[dict]:
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
         timed.update({row["rung"]: row for row in rows if is_current(row)})
     if not timed:
-        raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
+        raise UserError("nothing was timed yet; call measure('ddp'), which times the single device as well")
     return [timed[rung] for rung in TIMED if rung in timed]
 
 
 def is_current(row) -> bool:
     """Whether a row has its 95 % intervals; those of earlier versions of the course had not."""
     return "speedup_interval" in row
-
-
-def number(rung) -> str:
-    """Return the number of the notebook that teaches a rung: 01 teaches the first one, 08 the last."""
-    return f"{RUNGS.index(rung) + 1:02}"

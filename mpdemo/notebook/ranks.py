@@ -10,7 +10,7 @@
 A cell knows torch, dist, rank, world_size and what earlier cells defined. What the ranks print is shown while they run
 where there is a page to show it, and printed at the end in order of rank. A cell that hangs is ended after its timeout,
 and soon after some rank has failed; it says where each rank is.
-Taught in notebooks/03_ddp.ipynb.
+Taught in notebooks/20_processes.ipynb.
 """
 
 import ast

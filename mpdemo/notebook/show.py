@@ -71,7 +71,7 @@ def show(
     ----------
     target : str or Path
         A file, relative to ``mpdemo/``, to ``notebooks/`` or to the project's root: ``"rungs/ddp.py"``,
-        ``"slurm/03_ddp.sbatch"``.
+        ``"slurm/one_node.sbatch"``.
     name : str, optional
         Of a function, a class or a constant in the file.
     lines : (str, str) or (str,), optional

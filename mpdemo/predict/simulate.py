@@ -3,7 +3,7 @@
 The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free and
 what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient nothing but
 its own rank. The lists are those of PyTorch's own schedules (`order`), or yours (`simulate_order`). Taught in
-notebooks/05_pipeline.ipynb.
+notebooks/31_microbatches.ipynb.
 """
 
 import re

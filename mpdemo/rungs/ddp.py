@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model transformer --epochs 2
 
-Taught in notebooks/03_ddp.ipynb. Source: https://arxiv.org/abs/2006.15704.
+Taught in notebooks/21_ddp_by_hand.ipynb. Source: https://arxiv.org/abs/2006.15704.
 """
 
 from contextlib import nullcontext

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 -m mpdemo.rungs.hybrid --model transformer --replicas 2
 
 The processes form a grid, replicas x stages. With --sharded those that hold the same stage also divide it among them,
-by FSDP. Taught in notebooks/06_hybrid.ipynb. Source: https://arxiv.org/abs/2104.04473.
+by FSDP. Taught in notebooks/33_replicas.ipynb. Source: https://arxiv.org/abs/2104.04473.
 """
 
 import torch

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.model_parallel --model transformer
     python -m mpdemo.rungs.model_parallel --form one-process --devices 2 --model transformer
 
-It makes room for a model that fits no single device, and nothing faster. Taught in notebooks/04_model_parallel.ipynb.
+It makes room for a model that fits no single device, and nothing faster. Taught in notebooks/30_two_stages.ipynb.
 """
 
 import torch.distributed as dist

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.pipeline --model transformer --schedule ZBVZeroBubble
     python -m mpdemo.rungs.pipeline --form one-process --devices 2 --microbatches 4 --model transformer
 
-Taught in notebooks/05_pipeline.ipynb. Sources: GPipe https://arxiv.org/abs/1811.06965, 1F1B
+Taught in notebooks/31_microbatches.ipynb. Sources: GPipe https://arxiv.org/abs/1811.06965, 1F1B
 https://arxiv.org/abs/1806.03377, interleaved https://arxiv.org/abs/2104.04473, ZBV https://arxiv.org/abs/2401.10241.
 """
 

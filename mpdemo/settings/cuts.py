@@ -1,6 +1,6 @@
 """Where a model can be cut: the names of its blocks, and a cut as a user writes it. Needs no PyTorch.
 
-So a command line or a notebook refuses an impossible cut at once. Taught in notebooks/04_model_parallel.ipynb.
+So a command line or a notebook refuses an impossible cut at once. Taught in notebooks/30_two_stages.ipynb.
 """
 
 from itertools import pairwise

@@ -1,6 +1,6 @@
 """The schedules of `torch.distributed.pipelining`, by the library's own names, and what each asks for.
 
-Needs no PyTorch. Taught in notebooks/05_pipeline.ipynb.
+Needs no PyTorch. Taught in notebooks/31_microbatches.ipynb.
 """
 
 from dataclasses import dataclass

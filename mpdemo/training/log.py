@@ -1,6 +1,6 @@
 """The folder of a run: its metrics line by line, and its summary at the end. Needs no PyTorch.
 
-Taught in notebooks/00_start_here.ipynb.
+Taught in notebooks/12_one_step.ipynb.
 """
 
 import contextlib

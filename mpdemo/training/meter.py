@@ -1,7 +1,7 @@
 """The log of a run: losses, clock and memory, without making it wait; and its summary.
 
 Reading a loss on the host (``loss.item()``) waits for the device. So losses are kept where they are computed, and
-fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
+fetched together every few steps. Taught in notebooks/12_one_step.ipynb.
 """
 
 import math

@@ -3,7 +3,7 @@
 The clock is read before and after each pass through a stage, or the three methods through which every schedule of
 ``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits for nothing. The
 same operations are marked for torch.profiler, which records single steps of any strategy, messages and memory included
-(`mpdemo.measure.trial.record`). `mpdemo.measure.timeline` reads the files. Taught in notebooks/05_pipeline.ipynb.
+(`mpdemo.measure.trial.record`). `mpdemo.measure.timeline` reads the files. Taught in notebooks/31_microbatches.ipynb.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A model cut over processes: which layers this process holds, the shapes in between, and a validation through all.
 
-Taught in notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb.
+Taught in notebooks/30_two_stages.ipynb and 31_microbatches.ipynb.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """What this machine computes with: its GPUs, its processor, its name. PyTorch is imported only where it must be.
 
-Taught in notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html.
+Taught in notebooks/10_two_devices.ipynb. Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
 ``python`` sets neither and is a world of one. On a machine without GPUs a device is a core, locked by one process where
-enough are free. Taught in notebooks/00_start_here.ipynb.
+enough are free. Taught in notebooks/11_first_job.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 """

@@ -1,7 +1,7 @@
 """Processes on this machine: what a child inherits, how many fit, which process is which, how all end.
 
 A process is its number *and* the moment it started: the kernel gives the number of an ended process to another one.
-PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
+PyTorch is not imported. Taught in notebooks/11_first_job.ipynb.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     srun python -u -m mpdemo.labs.hello                                      # in a batch script
     python -m torch.distributed.run --nproc-per-node 2 -m mpdemo.labs.hello  # on this machine
 
-It reads the launcher's variables and loads no PyTorch. Taught in notebooks/00_start_here.ipynb.
+It reads the launcher's variables and loads no PyTorch. Taught in notebooks/11_first_job.ipynb.
 """
 
 import os

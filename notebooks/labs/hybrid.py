@@ -1,10 +1,10 @@
 """What crosses between the nodes in a step of a hybrid run, for each layout of its grid, and how long it takes.
 
-    srun --nodes 2 --ntasks-per-node 2 python -m mpdemo.labs.hybrid runs/06_layouts
+    srun --nodes 2 --ntasks-per-node 2 python -m mpdemo.labs.hybrid runs/33_layouts
 
 The bytes are those that the kernel of each node has sent over its network, headers and all. It sees none that NCCL
 sends over InfiniBand, so the processes compute on CPU cores. Where all are on one node nothing crosses. Taught in
-notebooks/06_hybrid.ipynb and 33_replicas.ipynb.
+notebooks/33_replicas.ipynb.
 """
 
 import copy

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 4 -m mpdemo.labs.meshes runs/06_meshes "pp2 replicate2" "shard2 tp2"
 
 A mesh is written as the sizes of its dimensions; a schedule and other flags may follow. The tests compare by it as
-well. Taught in notebooks/06_hybrid.ipynb.
+well. Taught in notebooks/06_hybrid.ipynb and 32_in_anger.ipynb.
 """
 
 import importlib

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab norms splits schedules
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
-one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
+one folder per variant, below it. Taught in notebooks/31_microbatches.ipynb and 32_in_anger.ipynb.
 """
 
 import sys

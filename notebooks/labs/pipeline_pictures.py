@@ -1,4 +1,4 @@
-"""The pictures of notebooks 04, 05 and 30 to 32: schedules, simulated and recorded.
+"""The pictures of notebooks 30 to 32: schedules, simulated and recorded.
 
 The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the model is
 cut into; so all schedules do the same work.

@@ -13,20 +13,25 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "notebooks/gpu"
 SCRIPTS = ROOT / "notebooks/scripts"
 PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
+REFERENCE = "notebooks/12_one_step.ipynb"  # which says what its saved outputs are from
 NOT_RUN = "not started", "no time left"
 MODULES = "gpt", "job"  # in notebooks/scripts, and no scripts
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
 
 
 def newest(folder=RECORDS) -> dict:
-    """Return the newest record, by its name, with parts that only older ones have; none of a removed script."""
+    """Return the newest record, by its name, with parts that only older ones have; none of a removed script.
+
+    A part of a notebook is left out: it names one of an edition that numbered them otherwise.
+    """
     parts = {}
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         for part in record["parts"]:
             name = part["part"]
             script = re.match(r"(?:two_)?((?:first|train|finetune)_\w+)", name)
-            if part["outcome"] not in NOT_RUN and (not script or (SCRIPTS / f"{script[1]}.py").exists()):
+            there = "notebook" not in name and (not script or (SCRIPTS / f"{script[1]}.py").exists())
+            if part["outcome"] not in NOT_RUN and there:
                 parts[name] = with_older_rows(part | {"record": file.name}, parts.get(name))
     return record | {"parts": list(parts.values())}
 
@@ -88,9 +93,7 @@ def scripts(record) -> tuple[list, list]:
 
 def page(record) -> str:
     """Return what the page says of a record."""
-    saved = re.search(r"PyTorch (\S+), torchvision", (ROOT / "notebooks/00_start_here.ipynb").read_text())[
-        1
-    ]
+    saved = re.search(r"Saved outputs: PyTorch ([\d.]+)", (ROOT / REFERENCE).read_text())[1]
     never = [f"`{name}.py`" for name in scripts(record)[1]]
     never += ["anything on two GPUs"] * (not any(map(needs_two, record["parts"])))
     rows = {}  # outcome and what it showed -> the parts: many have nothing more to say

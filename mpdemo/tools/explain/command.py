@@ -2,7 +2,7 @@
 
     mpdemo explain slurm-7.out        what the log shows, and whether to try again
     ssh login cat slurm-7.out | mpdemo explain -
-    mpdemo explain runs/03_ddp        the job of a folder: state and log
+    mpdemo explain runs/23_two        the job of a folder: state and log
     mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
 
 ``--live`` asks the nodes of a Slurm job by a step of its own (``srun --overlap``). The stacks of the ranks come from
@@ -30,7 +30,7 @@ LONG = 60.0  # s, where all ranks are in one collective: it may be large
 def add_arguments(parser):
     """Declare the command's options."""
     parser.epilog = __doc__.split("\n\n", 1)[1]
-    what = "a log (-: standard input), the folder of a run (runs/03_ddp), or a job's number"
+    what = "a log (-: standard input), the folder of a run (runs/23_two), or a job's number"
     parser.add_argument("what", metavar="WHAT", help=what)
     parser.add_argument("--live", action="store_true", help="ask the ranks of a running job where they are")
     parser.add_argument("--json", action="store_true", help="the same for programs")

@@ -2,8 +2,7 @@
 
 One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by
 `mpdemo.tools.support.site_trial`. In a job of several processes, rank 0 also prints one row per rank (roll_call.py).
-PyTorch is imported in a process of its own, so the check works (and helps) where that import fails. Taught in
-notebooks/00_start_here.ipynb.
+PyTorch is imported in a process of its own, so the check works (and helps) where that import fails.
 """
 
 import contextlib

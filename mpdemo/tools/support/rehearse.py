@@ -1,7 +1,7 @@
 """Try every job of the course on the cluster before a class, as small as can be.
 
     mpdemo rehearse --site leonardo
-    mpdemo rehearse --only 03_two_nodes,06_hybrid
+    mpdemo rehearse --only 23_two,31_two_stages
     mpdemo cluster run -- mpdemo rehearse    on a throw-away cluster
 
 Each job has as many nodes and processes as in its notebook, but a training run has two steps. One table says how long
@@ -40,7 +40,7 @@ def add_arguments(parser):
     """Declare the options of the command."""
     parser.add_argument("--site", help="a name in slurm/sites, or a .sbatch file (default: as for jobs)")
     parser.add_argument(
-        "--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)"
+        "--only", help="names of batch scripts, as 23_two,31_two_stages (default: all in slurm/)"
     )
     parser.add_argument(
         "--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)"

@@ -56,7 +56,7 @@ def main(args) -> int:
 
 
 def jobs_of_course() -> dict:
-    """Return the jobs that the course submits, listed in ``slurm/course.toml``, by name: ``03_ddp`` -> `JobSpec`.
+    """Return the jobs that the course submits, listed in ``slurm/course.toml``, by name: ``23_two`` -> `JobSpec`.
 
     The list is that of the folder one works in, if it has one, else the one that came with mpdemo.
     That a notebook submits each is in test_notebooks.py.

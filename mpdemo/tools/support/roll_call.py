@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo env
     srun python -m mpdemo env        # in a batch script, where MASTER_ADDR and MASTER_PORT are exported
 
-NCCL's own log names its transports, the open connections name gloo's interface. Every wait is bounded. Taught in
-notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deeplearning/nccl/user-guide.
+NCCL's own log names its transports, the open connections name gloo's interface. Every wait is bounded.
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Try a site as far as a login node can: ask Slurm about a job, run the setup lines, start its Python.
 
-`mpdemo env --site NAME` prints what is found here. Taught in notebooks/00_start_here.ipynb.
+`mpdemo env --site NAME` prints what is found here. Taught in notebooks/11_first_job.ipynb.
 """
 
 import contextlib
