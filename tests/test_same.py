@@ -1096,7 +1096,7 @@ def test_each_finding_has_a_code_of_its_own_and_its_section_in_a_notebook():
     codes = [row["code"] for row in TABLE.values()]
     assert len(set(codes)) == len(codes) and all(re.fullmatch(r"S[1-6]\d\d", code) for code in codes)
     for name, row in TABLE.items():
-        number, section = re.fullmatch(r"notebook (\d\d), section (\d)", row["section"]).groups()
+        number, section = re.fullmatch(r"notebook (\d\d), section (\d+)", row["section"]).groups()
         (file,) = (root() / "notebooks").glob(f"{number}_*.ipynb")
         cells = nbformat.read(file, 4).cells
         assert any(re.search(rf"(?m)^## {section}\. ", cell.source) for cell in cells), name
