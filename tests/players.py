@@ -57,7 +57,7 @@ def shown() -> dict:
     for path in sorted((root() / "notebooks").glob("*.ipynb")):
         for _, words, options in calls(nbformat.read(path, as_version=4)):
             if "*" not in str(words):  # not a reader's own traces
-                key, page = package.contents(*words, **options)
+                key, page, _ = package.contents(*words, **options)
                 pages[key] = page
     return pages
 
@@ -101,7 +101,7 @@ def front_page(window):
     if not names or any(package.recording(name)["under_load"] for name in names):
         print("no recordings of an idle machine: the README keeps its picture")
         return
-    _, page = package.contents("all", recorded=True)
+    _, page, _ = package.contents("all", recorded=True)
     for theme, name in {"light": "steps", "dark": "steps_dark"}.items():
         take(window, page, root() / "notebooks" / f"{name}.png", theme, OF_README)
     readme, picture = root() / "README.md", 'src="notebooks/steps.png"'

@@ -1,6 +1,7 @@
 """The step player in a browser: its model beside the simulator, its numbers, keys, guesses, looks and outputs."""
 
 import json
+import re
 from statistics import median
 
 import nbformat
@@ -225,8 +226,14 @@ def test_an_output_is_a_still_with_its_numbers_until_the_player_takes_its_place(
     frame.wait_for_function("!document.documentElement.classList.contains('dark')")
     quiet = browser.context.browser.new_context(java_script_enabled=False).new_page()
     quiet.goto((tmp_path / "page.html").as_uri())
-    still = quiet.locator("[data-still]")
+    still = quiet.locator("[data-still] img")
     assert still.get_attribute("alt") == repr(output) and still.bounding_box()["height"] > 150
+    assert "run this cell" in quiet.inner_text("[data-still] p")
+
+
+def test_a_player_of_own_steps_has_a_still_as_well():
+    html = player("puzzle", predict=True).data["text/html"]
+    assert re.search(r'<div data-still><img [^>]*alt="Recorded: fully_shard[^>]*>', html)
 
 
 def test_the_player_answers_the_exercise_of_92(shown):
@@ -304,7 +311,7 @@ def test_bad_input_is_one_line():
     ]:
         with pytest.raises(UserError, match=said):
             player(words, **options)
-    key, page = package.contents("ddp", predict=float("nan"), ranks=4.0, bandwidth=400)
+    key, page, _ = package.contents("ddp", predict=float("nan"), ranks=4.0, bandwidth=400)
     assert (
         "NaN" not in page.partition('id="data">')[2].partition("<")[0]
         and key == "ddp-bandwidth-400-predict-True-ranks-4"

@@ -39,6 +39,8 @@ STRATEGIES = {  # the keys of player.js, and their names
 SLIDER = re.compile(r"^  (\w+): \[\".*?(\[[\d., ]+\]), [\d.]+\],$", re.MULTILINE)
 BREAKS = ("overlap", "prefetch", "slow", "sampler", "only0", "swapped")
 HEIGHT = 760  # pixels, until the page has set its own
+# under the still, where no script runs, as in a notebook that isn't trusted
+ASK = "A still picture: run this cell, and the step can be played."
 
 
 def player(
@@ -70,19 +72,28 @@ def player(
     UserError
         An unknown strategy or option, a value that its slider doesn't have, or no such recording or trace.
     """
-    key, page = contents(what, recorded, predict, broken, **sliders)
-    path, picture = HERE / "stills" / f"{key}.png", ""
+    key, page, steps = contents(what, recorded, predict, broken, **sliders)
+    path, still = HERE / "stills" / f"{key}.png", ""
     text = f"One training step, played: {STRATEGIES.get(str(what), what)}."
     if os.path.exists(path):
         with Image.open(path) as image:
             text, width = image.info["alt"], image.info["width"]
-        data = base64.b64encode(path.read_bytes()).decode()
-        look = f'width="{width}" style="max-width:100%" alt="{html.escape(text)}"'
-        picture = f'<img data-still {look} src="data:image/png;base64,{data}">'
+        still = _image(base64.b64encode(path.read_bytes()).decode(), width, text)
+    elif steps:  # of a reader's own run, say
+        from mpdemo.notebook.plots import timelines
+
+        drawn = timelines({step["title"]: step["events"] for step in steps}, unit="s")
+        still = _image(drawn.data["image/png"], **drawn.metadata["image/png"])
     source = page.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;")
     look = f'height="{HEIGHT}" style="width:100%;border:0"'
     frame = f"<iframe title=\"{html.escape(text)}\" {look} srcdoc='{source}'></iframe>"
-    return Bundle(text, html=f"<div>{picture}{frame}</div>")
+    return Bundle(text, html=f"<div><div data-still>{still}<p>{ASK}</p></div>{frame}</div>")
+
+
+def _image(data, width, alt) -> str:
+    """Return a picture as HTML."""
+    look = f'width="{width}" style="max-width:100%" alt="{html.escape(alt)}"'
+    return f'<img {look} src="data:image/png;base64,{data}">'
 
 
 @functools.cache
@@ -112,8 +123,8 @@ def contents(
     predict: bool = False,
     broken: str | None = None,
     **sliders: float,
-) -> tuple[str, str]:
-    """Return the name of a player's still picture, and its page; the arguments are those of `player`."""
+) -> tuple[str, str, list]:
+    """Return the name of a player's still picture, its page and its recorded steps; arguments as of `player`."""
     what = text_of(what, "a strategy, a recording or a pattern of traces, as 'ddp',")
     sliders = {name: at_a_stop(name, value) for name, value in sliders.items()}
     if broken not in (None, *BREAKS):
@@ -128,7 +139,7 @@ def contents(
     given = {name: value for name, value in sorted(options.items()) if value not in (None, False)}
     key = "-".join([what, *(f"{name}-{value}" for name, value in given.items())])
     given |= {"all": True} if what == "all" else {"strategy": what} if what in STRATEGIES else {}
-    return key, page(given, steps, only=what not in STRATEGIES)
+    return key, page(given, steps, only=what not in STRATEGIES), steps
 
 
 def recording(name: str) -> dict[str, Any]:
