@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.settings.schedules import check_schedule
-from mpdemo.tools.explain import asked
+from mpdemo.tools.explain import asked, looks, reading
 from mpdemo.tools.explain import findings as explain
 from mpdemo.tools.explain.known import KINDS, known_failures, known_in
 
@@ -90,6 +91,18 @@ def test_no_message_of_the_table_stands_behind_another_row():
     assert [line for known, line in lines if known_in(line, known.by) != known] == []
 
 
+def riffled(text, choose) -> str:
+    """Return a log in which lines of different ranks have changed places, as they do within a moment."""
+    log, lines = reading.Log(text), text.split("\n")
+    labels = [log.split(number)[0] for number in range(len(lines))]
+    for first in range(0, len(lines) - 1, 2):
+        ranks = {*labels[first : first + 2]}
+        if len(ranks) == 2 and "" not in ranks and choose.random() < 0.5:
+            for some in (lines, labels):
+                some[first : first + 2] = reversed(some[first : first + 2])
+    return "\n".join(lines)
+
+
 def in_json(number, line):
     return json.dumps(
         {"log": f"{line}\n", "stream": "stderr", "time": f"2026-11-28T10:00:{number % 60:02}.5Z"}
@@ -108,6 +121,8 @@ LABELS = {  # of launchers, containers and loggers: what a line becomes
     "Windows": lambda _, line: f"{line}\r",
     "time": lambda number, line: f"{TIME.format(number % 60)} {line}",
     "a logger": lambda number, line: f"{TIME.format(number % 60)},123 - launcher - INFO - {line}",
+    "colours": lambda _, line: f"\x1b[33m{line}\x1b[0m",
+    "a progress bar": lambda number, line: line and f"{number % 9}0%|##   | {number}/90\r{line}",
     "JSON": in_json,
     "JSON of a logger": lambda number, line: json.dumps({"ts": number, "level": "INFO", "message": line}),
 }
@@ -121,11 +136,69 @@ def test_labels_before_each_line_change_no_answer(part, of):
     texts = {name: "\n".join(wanted["log"]) for name, wanted in MORE.items()}
     texts |= {name: (LOGS / f"{name}.txt").read_text() for name in TABLE}
     for name in list(texts)[part::of]:
-        wanted = [finding.as_dict() | {"text": ""} for finding in explain.find(texts[name])[:1]]
+        wanted = [finding.as_dict() | {"text": "", "kind": ""} for finding in explain.find(texts[name])[:1]]
         for style, labelled in LABELS.items():
             text = "\n".join(itertools.starmap(labelled, enumerate(texts[name].split("\n"))))
-            found = [finding.as_dict() | {"text": ""} for finding in explain.find(text)[:1]]
+            found = [finding.as_dict() | {"text": "", "kind": ""} for finding in explain.find(text)[:1]]
             assert found == wanted, f"{name}, {style}"
+        wanted = [finding.known.seen for finding in explain.find(texts[name])[:1]]
+        riff = riffled(texts[name], random.Random(part)) if texts[name].count("\n") > 5 else texts[name]
+        others = [riff, re.sub(f"(?m)^{looks.TIME}", "", texts[name])]
+        for what, text in zip(("riffled", "without times"), others, strict=True):
+            assert [found.known.seen for found in explain.find(text)[:1]] == wanted, f"{name}, {what}"
+
+
+FOREIGN = """Traceback (most recent call last):
+  File "main.py", line 41, in <module>
+    main()
+  File "main.py", line 17, in main
+    rows = table["zebra"]
+KeyError: 'zebra'"""
+
+
+def places_without_exception(text) -> list:
+    """Return after how many lines no exception was raised yet, or about to be: there the next one is the first."""
+    lines, found = text.split("\n"), []
+    for number in range(1, len(lines) + 1):
+        inside = looks.TRACEBACK in lines[number - 1] or "Exception in thread" in lines[number - 1]
+        said = explain.find("\n".join(lines[:number]))
+        if not inside and not any(finding.place or finding.known.kind == "node" for finding in said):
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize(("part", "of"), EVERY)
+def test_an_exception_that_ends_a_rank_outranks_what_merely_looks_bad(part, of):
+    """Whatever a healthy run, or a failing one before its failure, has written: who died first is named first."""
+    choose = random.Random(part)
+    texts = {name: (LOGS / f"{name}.txt").read_text() for name in TABLE if TABLE[name].get("healthy")}
+    texts |= {name: "\n".join(log["log"]) for name, log in MORE.items() if log.get("healthy")}
+    wrong = []
+    for name in list(texts)[part::of]:
+        places = places_without_exception(texts[name])
+        for number in choose.sample(places, min(6, len(places))):
+            label = choose.choice(["", "[rank3]: ", "3: "])
+            lines = [*texts[name].split("\n")[:number], *(label + line for line in FOREIGN.split("\n"))]
+            found = explain.find("\n".join(lines))
+            if not found or "zebra" not in found[0].line:
+                wrong.append((name, number, label, found and found[0].line))
+    assert wrong == []
+
+
+def test_the_order_of_evidence():
+    """An exception, then a line of an error, then a warning, whichever comes first; what mentions a path is none."""
+    mention = "Using ~/.cache/torch_extensions/py310 as PyTorch extensions root"
+    warning = "WARNING: cannot write to ~/.triton/cache/x"
+    error = "ERROR: Weights only load failed"
+    found = explain.find("\n".join([mention, warning, error, *FOREIGN.split("\n")]))
+    assert [(finding.number, finding.known.kind) for finding in found] == [
+        (9, "cause"),
+        (3, "error"),
+        (2, "warning"),
+    ]
+    assert explain.find(mention) == []
+    early, late = "2026-11-29 10:00:05 CUDA out of memory", "2026-11-29 10:00:07 Weights only load failed"
+    assert [finding.line[-6:] for finding in explain.find(f"{late}\n{early}")] == ["memory", "failed"]
 
 
 @pytest.mark.parametrize(

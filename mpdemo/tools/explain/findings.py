@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mpdemo import paths
-from mpdemo.tools.explain.known import KINDS, UNKNOWN, Known, known_in
-from mpdemo.tools.explain.looks import HARMLESS, LIBRARY, WARNS
+from mpdemo.tools.explain.known import BLAMED, KINDS, UNKNOWN, Known, known_in
+from mpdemo.tools.explain.looks import EXCEPTION, FAILS, HARMLESS, LAUNCHERS, LIBRARY, PLAIN, WARNS
 from mpdemo.tools.explain.reading import Log, Seen
 from mpdemo.tools.explain.unknown import advice, unknown, with_ranks
 
@@ -20,6 +20,14 @@ STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
 BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
+# of an exception or a line whose cause stands below it
+WRAPS = re.compile(
+    r"raised:|failed with|could not be started|FATAL|RayTaskError|BackendCompilerFailed|:\s*$"
+)
+# of an exception whose cause stands above it
+REFERS = re.compile(
+    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above", re.I
+)
 # of an exception that a library caught by itself
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
 
@@ -68,12 +76,19 @@ def find(text: str | Log) -> list:
     """
     log = text if isinstance(text, Log) else Log(text)
     if log.findings is None:
-        log.findings = sorted(_found(log), key=lambda f: (KINDS.index(f.known.kind), f.number))
+        log.findings, found = [], list(_found(log))
+        for kind in KINDS:
+            some = [(log.time(f.number - 1), f.number, f) for f in found if f.known.kind == kind]
+            timed = all(time for time, *_ in some)  # else the lines' order counts
+            log.findings += [f for *_, f in sorted(some, key=lambda found: found[not timed : 2])]
     return log.findings
 
 
 def _found(log):
     seen = [s for s in _since_restart(log, _judged(log)) if not _went_on(log, s)]
+    for s in seen:
+        s.known = replace(s.known, kind=weigh(s))
+    seen = [s for s in seen if s.known.kind]
     rest = [s for s in seen if not (s.says == "exception" and _survived(log, s))]
     for some in (rest, seen):
         if _ended_well(log, some):
@@ -84,14 +99,27 @@ def _found(log):
     return _findings(log, seen + _last_words(log, seen))
 
 
+def weigh(s) -> str:
+    """Return the kind of evidence that something seen is, of `KINDS`: a row counts as what its line is.
+
+    "" for the words of a row in a line that reports no failure, but mentions a path or a setting.
+    """
+    if s.says == "exception" and s.known.kind == "unknown":
+        uncaught = s.trace and not s.trace.thread
+        return "vague" if REFERS.search(s.text) else "cause" if uncaught else "error"
+    if s.known.kind != "cause" or s.says in ("exception", "hard", "exit", "fault", "words"):
+        return s.known.kind
+    if s.says == "error" and not s.warns:
+        return "error"
+    return "warning" if FAILS.search(s.text) else ""
+
+
 def _judged(log) -> list:
     """Return what the log shows, with what is known of it; of exceptions in a chain, the one that explains counts."""
     best = {}
     for s in log.seen:
-        if s.says == "exception":
-            _of_exception(s)
-        if not s.known and s.says in ("error", "fault"):
-            s.known = replace(unknown(s), kind="unknown")
+        if s.says in ("exception", "error", "fault"):
+            _of_message(s)
         s.known = s.known or UNKNOWN.get(s.says)
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
             # it warned when the training had run, not of its start
@@ -105,20 +133,7 @@ def _judged(log) -> list:
             else:
                 best[s] = rival
                 s.known = s.known and replace(s.known, kind="consequence")
-    return _reasons_first(log, sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0]))
-
-
-def _reasons_first(log, seen) -> list:
-    """Return what was seen, an abort or a cancellation as the consequence of error lines that stand before it."""
-    errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
-    for s in seen:
-        number = s.numbers[0]
-        begin = {"vague": number - BEFORE, "ended": log.steps[-1] if log.steps else number}.get(
-            s.known.kind, number
-        )
-        if any(begin <= error < number for error in errors):
-            s.known = replace(s.known, kind="consequence")
-    return seen
+    return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
 
 
 def _explains(s, rival) -> bool:
@@ -135,8 +150,8 @@ def _after_the_end(log, s) -> bool:
     return (s.trace and s.trace.thread or s.warns) and any(number < s.last for number in log.ended)
 
 
-def _of_exception(s):
-    """Take the line of an exception's message that says most of it, and what is known of this line."""
+def _of_message(s):
+    """Take the line of a message that says most of it, of a wrapper the innermost, and what is known of this line."""
     if BARE.match(s.text) and s.message:
         s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
@@ -144,8 +159,12 @@ def _of_exception(s):
     besides = DOWNLOAD if web else ""
     rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
-    found = sorted((row for row in rows if row[0]), key=lambda row: KINDS.index(row[0].kind))
-    s.known, number, text = found[0] if found else (unknown(s), *lines[0])
+    wraps = WRAPS.search(s.text)
+    found = sorted(
+        (row for row in rows[:: -1 if wraps else 1] if row[0]), key=lambda row: KINDS.index(row[0].kind)
+    )
+    inner = [line for line in lines if wraps and EXCEPTION.search(line[1])] or lines[:1]
+    s.known, number, text = found[0] if found else (replace(unknown(s), kind="unknown"), *inner[-1])
     if number != s.numbers[0]:
         s.numbers, s.text = [number, *s.numbers[1:]], text
 
@@ -187,24 +206,31 @@ def _last_words(log, seen) -> list:
         return []
     report = seen[0].numbers[0]
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
-    for number in range(report - 1, first - 1, -1):
-        _, text = log.split(number)
-        if text.strip(" -=*") and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
-            return [Seen([number], text.strip(), "words", UNKNOWN["words"])]
-    return []
+    lines = [(number, log.split(number)[1]) for number in range(first, report)]
+    lines = [
+        (number, text.strip())
+        for number, text in lines
+        if text.strip(" -=*")
+        and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text) or LAUNCHERS.search(text))
+    ]
+    said = next((line for line in lines if PLAIN.search(line[1])), lines[-1] if lines else None)
+    return [Seen([said[0]], said[1], "words", UNKNOWN["words"])] if said else []
 
 
 def _findings(log, seen):
     """Yield a `Finding` for all lines that show the same."""
     rows = {}
     for s in seen:
-        key = s.known if s.known.seen else re.sub(r"\d", "", s.text)
+        key = s.known.seen if s.known.seen else re.sub(r"\d", "", s.text)
         rows.setdefault(key, []).append(s)
     for some in rows.values():
-        first, count = some[0], sum(len(s.numbers) for s in some)
+        first, kind = some[0], min((s.known.kind for s in some), key=KINDS.index)
+        count = sum(len(s.numbers) for s in some)
         place = next((s.trace.place for s in some if s.trace and s.label == first.label), "")
         line = f"{first.label} {first.text}".strip()
-        yield Finding(with_ranks(log, some), first.numbers[0] + 1, line, count, place, first.label)
+        yield Finding(
+            replace(with_ranks(log, some), kind=kind), first.numbers[0] + 1, line, count, place, first.label
+        )
 
 
 def report(text: str | Log) -> str:
@@ -258,7 +284,7 @@ def verdict(findings, state="", resumes=False) -> tuple:
     }
     if state in by_state:
         return by_state[state]
-    if state == "cancelled" and (first is None or first.known.kind not in ("node", "cause")):
+    if state == "cancelled" and (first is None or first.known.kind not in BLAMED):
         return "retry", "it was cancelled"
     if first:
         what, do = first.explained

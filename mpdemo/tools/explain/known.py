@@ -9,9 +9,21 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-# In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
-# What a node, its kubelet or Slurm says of it stands above what the program noticed.
-KINDS = ("node", "cause", "waiting", "hint", "vague", "ended", "unknown", "consequence")
+# The order of evidence: the first finding of the first of these kinds is named. A row of the table has the kind
+# "cause" unless it says otherwise, and counts as what its line is (see `findings.weigh`).
+KINDS = (
+    "node",  # what a node, its kubelet or Slurm says of it, which stands above what the program noticed
+    "cause",  # what ended a rank: an uncaught exception, a signal, a fatal line, a launcher's report with a reason
+    "error",  # a known failure in a line of an error, or an exception of a library that says little
+    "warning",  # a known failure in a warning, or in another line that reports a failure
+    "waiting",  # a rank that waited in vain, or lost another one, is seldom the one to blame
+    "hint",
+    "vague",
+    "unknown",  # a line that looks like an error, and that no row of the table knows
+    "ended",  # from outside
+    "consequence",
+)
+BLAMED = KINDS[:4]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ TIME = (
     r"\[?(?:\d{4}-\d\d-\d\d[T ]|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d )\d\d:\d\d:\d\d[\d.,]*"
     r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
 )
+DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*")
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
     r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|"
     r"\(\w[^()]{0,99}?pid=[^()]{0,99}\) ?|\[pod/[^\s\]]+\] ?|[\w.-]{1,99} +\| ?"
@@ -28,12 +29,17 @@ HOST = re.compile(
     r"^(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
     r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]{0,99}: "
 )
-WARNS = re.compile(r"^(?:(?:: )?\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )?[A-Z]\w*Warning\b)")
-GLOG = re.compile(r"\[?([IWEF])\d{4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
+WARNS = re.compile(r"^(?:(?:: )?\[?W(?:\d{3,4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )?[A-Z]\w*Warning\b)")
+GLOG = re.compile(r"\[?([IWEF])\d{3,4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
 
 TRACEBACK = "Traceback (most recent call last)"
 FILE = re.compile(r'^\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
-LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torchrun|accelerate|deepspeed)")
+LIBRARY = re.compile(  # of any layout, with "/" on Windows too
+    r"site-packages|dist-packages|/lib/python\d|^<|\.px[id]$|\.pyx$|/bin/(?:torchrun|accelerate|deepspeed)|"
+    r"^[A-Za-z]:/.*/(?:[Ll]ib|[Ss]cripts)/"
+)
+BOX = re.compile(r"^([│╭╰])(.*?)[│╮╯]?\s*$")  # Rich draws one around a traceback
+BOXED_PLACE = re.compile(r" {0,9}(\S{1,300}):(\d+) in (\S+)")
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
 RAISED = re.compile(
     r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"
@@ -46,7 +52,7 @@ THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
 EXCEPTION = re.compile(
-    r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)"
+    r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*(?:\w+Error|\w*Exception|\w+Interrupt)(?::|$)"
 )
 NEVER = re.compile(
     r"^(?:\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$)"
@@ -59,11 +65,25 @@ HARMLESS = re.compile(
 )
 ERROR = re.compile(
     r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]|"
-    r"^(?:: )?F(?:\d{4} \S+ +\d+)? \S+:\d+\] "
+    r"^(?:: )?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] "
 )
 HARD = re.compile(
-    r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
-    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal"
+    r"(?:^|: )(?:srun: |slurmstepd: |line \d+: )|^setup line failed|exitcode|Killed|core dumped|Aborted|Abort\(|"
+    r"terminate called|atchdog|CANCELLED AT|^\[E(?:\d{3,4})? |loss scale to 0\.0|cudaGetDeviceCount\(\)|"
+    r"Segmentation fault|ssertion `|died from signal"
+)
+FAILS = re.compile(  # what any other line says that reports a failure
+    r"fail|error|fault|abort|kill|\b(?:not?|neither|cannot|can't|couldn't|unable|attempt|nan|full|down|too)\b|denied|"
+    r"invalid|refus|exceed|out of|time[ds]? ?out|lost|missing|mismatch|unsupported|unknown|exhausted|overflow|must|"
+    r"required|in use|corrupt|insufficient|dead|crash|reject|incompatible|cancel|signal|reducing loss|Xid|NCCL WARN",
+    re.I,
+)
+PLAIN = re.compile(  # how tools say that they failed
+    r"\bfailed\b|\b(?:[Ff]ailed|[Uu]nable) to \w|\b[Cc](?:annot|ould not) \w|^make(?:\[\d+\])?: \*\*\*|"
+    r"non-zero|: fatal |not found\b|No such file|\bundefined (?:symbol|reference)"
+)
+LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
+    r"SIGTERM|Terminating process|closing signal|exitcode|^Traceback|torch/distributed/(?:run|elastic)"
 )
 EXITED = re.compile(
     r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
@@ -96,6 +116,16 @@ NEW = [  # no part of an exception's message
     *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}|^mpdemo: "), HARD, CHAIN, STEP),
     *(ENDED, RESTART, EXCEPTION, WARNS),
 ]
+
+
+def unboxed(text) -> str:
+    """Return a line of a traceback that Rich has drawn as Python prints it."""
+    if not (box := BOX.match(text)):
+        return text
+    if box[1] == "╭" and TRACEBACK in text:
+        return f"{TRACEBACK}:"
+    place = BOXED_PLACE.match(box[2])
+    return f'  File "{place[1]}", line {place[2]}, in {place[3]}' if place else f"    {box[2].strip()}"
 
 
 def looks_like(text) -> str:
@@ -175,7 +205,7 @@ def split(raw, label) -> tuple:
         if text[:2] != '{"' or text.rstrip()[-1:] != "}":
             break
         text = _from_json(text)
-    text = "\n".join(shortened(line, TEXT, " ... ") for line in text.split("\n"))
+    text = "\n".join(unboxed(shortened(line, TEXT, " ... ")) for line in text.split("\n"))
     return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", labels)).strip(), text
 
 

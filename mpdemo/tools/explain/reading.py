@@ -11,6 +11,7 @@ from itertools import accumulate
 from mpdemo.tools.explain import looks
 from mpdemo.tools.explain.known import Known, known_in
 from mpdemo.tools.explain.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
+from mpdemo.tools.explain.unknown import library_of
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
 BEGIN = 500  # lines by which a label is recognised
@@ -33,15 +34,23 @@ class Trace:
     ignored: bool = False  # by Python, which says so above it
     thread: bool = False  # of a thread beside the program
     place: str = ""
+    own: bool = False  # whether a frame is the reader's
     inner: list = field(default_factory=list)
     web: bool = False
 
+    @property
+    def library(self) -> str:
+        """The library that raised it; "" for the program itself."""
+        return library_of(self.inner)
+
     def frame(self, match):
         """Note a frame, the match of `FILE`."""
-        self.inner = [*self.inner[-2:], f"{match[1]}, in {match[3]}"]
-        if not self.place or not LIBRARY.search(match[1]):
+        file = match[1].replace("\\", "/")
+        own = not LIBRARY.search(file)
+        self.inner = [*self.inner[-2:], f"{file}, in {match[3]}"]
+        if not self.place or own:
             self.place = f"{match[1]}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
-        self.web = self.web or bool(WEB.search(match[1]))
+        self.own, self.web = self.own or own, self.web or bool(WEB.search(file))
 
 
 @dataclass(eq=False)
@@ -142,6 +151,11 @@ class Log:
         """Return a line's label, without times, and its text, which may be indented."""
         return looks.split(self.lines[number], self.label)
 
+    def time(self, number) -> str:
+        """Return when a line was written, in an order that text has too; "" if it does not say."""
+        found = looks.DATE.search(self.line(number)[:80])
+        return found[0].replace("T", " ") if found else ""
+
     def _look(self, number, kind) -> Kind | None:
         """Return what a line says; None for one that belongs to a traceback or to an exception's message."""
         label, text = self.split(number)
@@ -195,8 +209,11 @@ class Log:
         seen = self.message.get(label)
         if not seen:
             return False
-        blank = not text.strip() and seen.text[-1] != ":"
-        if blank or number > seen.last + MESSAGE or any(new.search(text) for new in looks.NEW):
+        above = seen.message[-1][1] if seen.message else seen.text
+        goes_on = above.endswith(":") or text[:1].isspace() and text.strip()
+        ends = not text.strip() if seen.says == "exception" else not goes_on
+        new = any(new.search(text) for new in looks.NEW if not (goes_on and new is looks.EXCEPTION))
+        if ends and not seen.text.endswith(":") or number > seen.last + MESSAGE or new:
             del self.message[label]
             return False
         seen.message.append((number, text.strip()))
@@ -214,7 +231,7 @@ class Log:
             kind.seen[known] = Seen([], text.strip(), says, known, label)
             self.seen.append(kind.seen[known])
         kind.seen[known].numbers.append(number)
-        if says == "exception":
+        if says in ("exception", "error", "fault"):
             self.message[label] = kind.seen[known]
             self._attend(number, MESSAGE)
         return kind

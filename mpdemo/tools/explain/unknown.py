@@ -35,7 +35,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
     (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>(?:(?!\. ).){1,200}?)[,;]? (?:but |instead |and )*"
-     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.{1,200}?)(?=$|[;.] |\.$|\n)",
+     r"(?:got|found|received|actual(?:ly)?|but (?:it )?(?:has|have|is|was)):? (?P<b>.{1,200}?)(?=$|[;.] |\.$|\n)",
      "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|(?:be )?equal(?: to)?|agree with|fit) {B}{END}", "{} and {} must agree"),
@@ -47,6 +47,8 @@ AGREE = [  # two things of a message, and what must hold between them
      "there is no entry {} in a dictionary, a configuration or a record of the data"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
+FIRST_SIZE = re.compile(r"(?<=[\[(])\d+(?=, \d)")  # of a shape
+LAST_BATCH = "; only the first size differs, as that of a last batch that is smaller (drop_last=True)"
 LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
 ABSENT = re.compile(
     r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)"
@@ -73,11 +75,14 @@ def unknown(seen) -> Known:
     """Return what an exception, or a line that looks like an error, says of itself."""
     text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)[:MESSAGE]
     library = library_of(seen.trace.inner) if seen.trace else ""
-    plain = "an error in the program" if seen.says == "exception" else "a line that looks like an error"
+    plain = "an error" if seen.trace and not seen.trace.own else "an error in the program"
+    plain = plain if seen.says == "exception" else "a line that looks like an error"
     what = f"an error that {library} raised" if library else plain
     for expression, relation in AGREE:
         if match := re.search(expression, text):
-            what += f": {relation.format(match['a'].strip(), match['b'].strip())}"
+            a, b = match["a"].strip(), match["b"].strip()
+            what += f": {relation.format(a, b)}"
+            what += LAST_BATCH if a != b and FIRST_SIZE.sub("", a) == FIRST_SIZE.sub("", b) else ""
             break
     if absent := ABSENT.search(text):
         numbers = ", ".join(re.findall(r"\d+(?=[,\s]|$)", absent[2]))
@@ -89,10 +94,14 @@ def unknown(seen) -> Known:
         return Known((), what, do + "a longer timeout helps only if that is slow")
     if not seen.trace:
         return Known((), what, "search for the message's words; read the lines around it")
-    if library:
+    if library and seen.trace.own:
         do = f"look at this place in your own program, and at what it hands to {library}; "
         do += "search for the message's words"
         return Known((), what, do)
+    if not seen.trace.own:
+        return Known(
+            (), what, "no line of your program stands in the traceback; search for the message's words"
+        )
     return Known(
         (), what, "look at this place: the program itself raised the error, and the lines above it say when"
     )
