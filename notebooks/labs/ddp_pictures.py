@@ -1,9 +1,9 @@
-"""The pictures of notebooks 03 and 21: a step of DDP, when it sends, who takes which image."""
+"""The pictures of sitting 21: a step of DDP, and when it sends."""
 
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
 
-__all__ = ["images", "lanes", "step"]
+__all__ = ["lanes", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
@@ -39,33 +39,6 @@ def step(weight, inputs, gradients, mean, lr):
         f"so both end with the weight {weight - lr * mean:g}."
     )
     return style.picture(paint, "one step of DDP on two ranks, in four pictures", alt, 8.6, 1.8, 1, 4)
-
-
-def images(panels):
-    """Draw which rank takes which image: by title, a list of epochs; an epoch: the images of each rank, in order."""
-
-    def paint(figure, drawn):
-        for axes, (title, epochs) in zip(drawn, panels.items(), strict=True):
-            for height, ranks in enumerate(epochs):
-                for rank, order in enumerate(ranks):
-                    for place, image in enumerate(order):
-                        axes.barh(height, 1, left=image - 0.5, height=0.8, color=OWN[rank], **style.EDGE)
-                        axes.text(image, height, str(place + 1), ha="center", va="center", fontsize=8)
-            axes.set_title(title, fontsize=10)
-            axes.set(xlabel="image", xlim=(-0.6, len(epochs[0][0] + epochs[0][1]) - 0.4))
-            axes.set_xticks(sorted(epochs[0][0] + epochs[0][1]))
-            axes.grid(visible=False)
-            style.name_bars(axes, range(len(epochs)), [f"epoch {number}" for number in range(len(epochs))])
-        looks = [
-            (f"taken by rank {rank}", {"facecolor": colour, **style.EDGE})
-            for rank, colour in enumerate(OWN)
-        ]
-        figure.legend(handles=style.patches(looks), loc="outside lower center", ncols=2)
-
-    alt = "; ".join(f"{title}: {epochs}" for title, epochs in panels.items())
-    return style.picture(
-        paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2
-    )
 
 
 def lanes(buckets, overlap=False, latency=1.2, each=0.4):
