@@ -2,13 +2,16 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 from worlds import forked, run_worlds
 
-from mpdemo.tools.support import env, roll_call
+from mpdemo.tools.support import env, links, roll_call
 from mpdemo.tools.support.roll_call import nccl_transports, ranges, table, what_is_wrong
 from mpdemo.world.env import World
 
@@ -30,6 +33,70 @@ def test_each_rank_has_a_row_that_names_what_carries_its_messages(tmp_path):
     assert [row[0] for row in rows] == ["0", "1"], printed
     assert rows[0][1:] == rows[1][1:] and rows[0][5:] == ["gloo", "lo"]
     assert printed.count("[OK]   Python") == 1
+
+
+def call_over_a_path_that_loses(size):
+    """Each rank receives zeros where a message is that large: no error, as between two GPUs behind an IOMMU."""
+    reduce = dist.all_reduce
+
+    def lossy(message, *args):
+        reduce(message, *args)
+        if message.nbytes == size:
+            message[len(message) // 2 :] = 0
+
+    dist.all_reduce = lossy
+    report = env.check_ranks("generic")
+    print(*(report or []), sep="\n")
+
+
+@pytest.mark.parametrize(("size", "wrong"), [(2**20, 1), (4, 0)])
+def test_values_that_are_lost_on_the_way_are_found(tmp_path, size, wrong):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    places = [tmp_path / "0", tmp_path / "1"]
+    worlds = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "MASTER_PORT": f"{port}"} for rank in range(2)]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TMPDIR": str(tmp_path)}
+    for place in places:
+        place.mkdir()
+    with ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(forked, place, call_over_a_path_that_loses, size, timeout=120, **common, **world)
+            for place, world in zip(places, worlds, strict=True)
+        ]
+    said = runs[0].result().stdout
+    for rank in range(2):
+        line = (
+            f"[FAIL] rank {rank} on {socket.gethostname()}: gloo all-reduce of 1024 KiB: 131,072 of 262,144"
+        )
+        assert said.count(line) == wrong, said
+    assert said.count("remedy: NCCL_P2P_DISABLE=1") == 2 * wrong
+
+
+TOPOLOGY = """
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV12\t{0}\t{0}\tPXB\t0-31\t0\t\tN/A
+GPU1\tNV12\t X \t{0}\t{0}\tPXB\t0-31\t0\t\tN/A
+GPU2\t{0}\t{0}\t X \tNV12\tSYS\t32-63\t1\t\tN/A
+GPU3\t{0}\t{0}\tNV12\t X \tSYS\t32-63\t1\t\tN/A
+NIC0\tPXB\tPXB\tSYS\tSYS\t X
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (TOPOLOGY.format("NV12"), "GPUs 2 and 3 talk over NVLink (all pairs)"),
+        (
+            TOPOLOGY.format("SYS"),
+            "GPUs 1 and 3 talk over the link between CPU sockets (others are closer): expect",
+        ),
+        (TOPOLOGY.format("PHB"), "GPUs 1 and 3 talk over the host bridge (others are closer): expect"),
+        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-31\n", ""),
+        ("", ""),
+    ],
+)
+def test_what_connects_the_gpus_is_said_in_one_line(table, said):
+    assert links.in_words(table).startswith(said) and bool(links.in_words(table)) == bool(said)
 
 
 @pytest.mark.nightly

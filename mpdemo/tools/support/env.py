@@ -70,7 +70,8 @@ def check_ranks(site=None) -> list[Finding] | None:
     with contextlib.suppress(UserError):  # `findings` says what is wrong with a site file
         whole_nodes = load_site(site).gives("exclusive")
     trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows, whole_nodes)]
-    return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *trouble]
+    links = [Finding(True, f"{row['host']}: {row['topology']}") for row in rows if row["topology"]]
+    return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *links, *trouble]
 
 
 def findings(site) -> list[Finding]:

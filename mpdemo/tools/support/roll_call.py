@@ -1,4 +1,4 @@
-"""One row per rank: its node, GPU and cores, and what carries its messages; and what is wrong with that.
+"""One row per rank: its node, GPU and cores, what carries its messages and whether they arrive; and what is wrong.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo env
     srun python -m mpdemo env        # in a batch script, where MASTER_ADDR and MASTER_PORT are exported
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
+from mpdemo.tools.support import links
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.devices import gpus_here
 from mpdemo.world.env import World, process_group, read_launcher
@@ -44,10 +45,9 @@ def roll_call() -> list[dict] | None:
             if world.world_size > 1:
                 ids = list(filter(None, gather_objects(row["uuid"])))
                 nccl = nccl and len(set(ids)) == len(ids)  # it refuses two ranks on one GPU
-                message = torch.zeros(2**18, device=device if nccl else "cpu")
-                # the first one of NCCL connects the ranks, and its log then says how
-                dist.all_reduce(message)
-                message.cpu()  # waits for it
+                # the first message of NCCL connects the ranks, and its log then says how
+                devices = [torch.device("cpu"), device][: 1 + nccl]
+                row["wrong"] += map(str, links.between_ranks(world, devices))
                 row["backend"] = "nccl" if nccl else "gloo"
                 row["transport"] = ", ".join(
                     nccl_transports(Path(folder, "nccl")) if nccl else interfaces()
@@ -61,12 +61,17 @@ def whereabouts(world) -> dict:
     cores = sorted(os.sched_getaffinity(0))
     row = {"rank": world.rank, "host": socket.gethostname(), "cores": cores}
     row |= {"uuid": "", "device": "CPU", "visible": torch.cuda.device_count(), "held": 0}
+    row |= {
+        "wrong": [],
+        "topology": links.in_words(links.topology()) if world.local_rank == 0 else "",
+    }
     if row["visible"]:
         own = world.device.index
         facts = torch.cuda.get_device_properties(own)
         peers = [n for n in range(row["visible"]) if n != own and torch.cuda.can_device_access_peer(own, n)]
         row |= {"uuid": str(facts.uuid), "device": f"{own}: {facts.name} {str(facts.uuid)[:8]}"}
         row["peers"] = ",".join(map(str, peers))
+        row["wrong"] += map(str, links.between_gpus(own, peers))
     # elsewhere nothing is held: others may use what this job leaves
     in_slurm = "SLURM_JOB_ID" in os.environ
     if in_slurm and (row["visible"] or gpus_here()):  # a throw-away Slurm only pretends to have some
@@ -108,10 +113,14 @@ def what_is_wrong(rows, whole_nodes=False) -> list[tuple]:
 
 def wrong_on_a_node(host, rows, whole_nodes=False) -> list[tuple]:
     """Return what is wrong among the ranks of one node; see `what_is_wrong`."""
+    found = [
+        (f"rank {row['rank']} on {host}: {wrong}", links.REMEDY)
+        for row in rows
+        for wrong in row.get("wrong", ())
+    ]
     ranks = f"ranks {', '.join(str(row['rank']) for row in rows)} on {host} share"
     used, held = {row["uuid"] for row in rows} - {""}, max(row["held"] for row in rows)
     cores, count = {core for row in rows for core in row["cores"]}, len(rows)
-    found = []
     if 0 < len(used) < count:
         found.append(
             (f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank")
