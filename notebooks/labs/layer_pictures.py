@@ -1,4 +1,4 @@
-"""Pictures for notebooks 04 and 08: what autograd holds, and two layers of which each rank computes half."""
+"""Pictures for notebooks 04, 08 and 46: what autograd holds, and two layers of which each rank computes half."""
 
 from matplotlib.patches import Rectangle
 
@@ -28,6 +28,25 @@ def held(result, *ways) -> Bundle:
             name = f"{way}, rank {rank}" if ranks[1:] else way
             rows[name] = {layer: size / 2**20 for layer, size in sizes.items()}
     return bars(rows, "MiB that autograd holds at the peak", digits=1)
+
+
+def on_ranks(result, ranks, *ways) -> dict:
+    """Return what `held` draws for more ranks than the two of microscope.py: each part of a rank is whole or split.
+
+    So it's kept + split / ranks, and kept + split is one device's. A device that works alone stays as it is.
+    """
+    (one, *_), alone = result["one device"], ("one device", "recomputation")
+
+    def of_rank(layer, size):
+        kept, split = 2 * size - one[layer], 2 * (one[layer] - size)
+        return kept + split / ranks
+
+    return {
+        way: result[way]
+        if way in alone
+        else 2 * [{layer: of_rank(layer, size) for layer, size in result[way][0].items()}]
+        for way in ways
+    }
 
 
 def columns_then_rows() -> Bundle:

@@ -1,4 +1,4 @@
-"""Train with a script to take home, in a job, and return the losses that it prints. Used by notebooks 47 and 48."""
+"""Train with a script to take home, in a job, and return the losses that it prints. Used by notebooks 45 to 48."""
 
 import re
 import shutil

@@ -1,9 +1,9 @@
 """What autograd holds of a step of a GPT, by layer, however two processes split it; the gradients are one device's.
 
-    torchrun --standalone --nproc-per-node=2 -m mpdemo.labs.microscope runs/08_held
+    torchrun --standalone --nproc-per-node=2 -m mpdemo.labs.microscope runs/46_held
 
 Rank 0 writes ``summary.json``: for each way of `WAYS`, the bytes that each rank holds at its peak, by layer.
-The processes compute on CPU cores. Taught in notebooks/04_model_parallel.ipynb and 08_inside_a_layer.ipynb.
+The processes compute on CPU cores. Taught in notebooks/46_activations.ipynb.
 """
 
 import os
