@@ -1,0 +1,56 @@
+"""What a part of a model keeps and takes: bytes for the backward pass, the memory over a step, times side by side.
+
+Taught in notebooks/70_does_it_fit.ipynb, which writes `kept`, and 71_make_it_fit.ipynb.
+"""
+
+import time
+
+import torch
+
+from mpdemo.measure.paired import ROUNDS, ratio
+from mpdemo.predict.counting import LiveMemory
+
+
+def kept(function, x, weights=()):
+    """Return the bytes that autograd keeps for the backward pass, without the weights."""
+    own, found = {weight.untyped_storage().data_ptr() for weight in weights}, {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        function(x)
+    return sum(size for address, size in found.items() if address not in own)
+
+
+def levels(step, *there) -> list:
+    """Return how much a step holds beside the tensors that are there, after each of its allocations."""
+    with LiveMemory() as memory:
+        for tensor in there:
+            tensor.detach()  # so that it is counted now
+        before = memory.live["cpu"]
+        memory.start()
+        step()
+    return [
+        {"allocation": number, "MiB": (level - before) / 2**20}
+        for number, level in enumerate(memory.levels["cpu"])
+    ]
+
+
+def peak(step, *there) -> float:
+    """Return the most MiB that a step holds beside the tensors that are there."""
+    return max(row["MiB"] for row in levels(step, *there))
+
+
+def times_as_long(ways) -> dict:
+    """Run all ways alternately, and return how many times as long each takes as the first one."""
+    seconds = {name: [] for name in ways}
+    for number in range(ROUNDS + 1):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            begin = time.perf_counter()
+            ways[name]()
+            seconds[name].append(time.perf_counter() - begin)
+    first = next(iter(seconds.values()))[1:]  # without the warm-up
+    return {name: ratio(times[1:], first) for name, times in seconds.items()}
