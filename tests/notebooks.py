@@ -6,7 +6,7 @@
     python tests/notebooks.py recordings    only the player's recordings, which ``make notebooks`` makes last
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
-Notebooks are executed in a fresh copy of the project, so that no run of another day is found. 06, 11, 23, 33 and 90 run
+Notebooks are executed in a fresh copy of the project, so that no run of another day is found. Those of ON_TWO_NODES run
 on a throw-away Slurm of two nodes. Outputs that differ only in what tests/nbval.cfg lets differ stay as they are:
 without a change, git sees none.
 """
@@ -43,7 +43,7 @@ from mpdemo.world.processes import be_killed_with_parent
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
-ON_TWO_NODES = ("06", "11", "23", "33", "90")  # of a throw-away Slurm, 1 Gbit/s apart
+ON_TWO_NODES = ("06", "11", "23", "33", "53", "90")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "92_which_one"
 TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows

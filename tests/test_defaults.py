@@ -113,8 +113,13 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ),
     ("50_how_many", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
     ("09_scaling", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
-    ("90_checkpoint", "(the other four are the default)", FOUR, lambda: torchrun().signals_to_handle),
-    ("90_checkpoint", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
+    (
+        "53_time_limit",
+        "replaces the default: SIGTERM, SIGINT, SIGHUP and SIGQUIT",
+        FOUR,
+        lambda: torchrun().signals_to_handle,
+    ),
+    ("53_time_limit", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
     ("91_when_it_breaks", 'ten minutes if you ask for `"nccl"`', 10, lambda: minutes("nccl")),
     ("91_when_it_breaks", "and thirty for everything else", 30, lambda: minutes("gloo")),
     ("91_when_it_breaks", "so its NCCL also waits thirty", 30, lambda: minutes(BOTH)),
@@ -140,7 +145,7 @@ def test_a_default_of_pytorch_is_what_the_course_says(page, sentence, wanted, re
 
 
 def test_slurms_kill_wait_is_what_the_course_says(slurm_programs, tmp_path, monkeypatch):
-    assert "(`KillWait`, 30 s by default)" in says("90_checkpoint")
+    assert "(`KillWait`, 30 s by default)" in says("53_time_limit")
     ours = cluster.SLURM_CONF.read_text()
     monkeypatch.setattr(cluster, "SLURM_CONF", Path(tmp_path, "slurm.conf"))
     cluster.SLURM_CONF.write_text(re.sub(r"^KillWait=.*\n", "", ours, flags=re.M))

@@ -151,7 +151,7 @@ class Job:
     def warn(self) -> None:
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
 
-        A program that listens saves and stops then. `UserError` where the job does not run. Taught in notebook 90.
+        A program that listens saves and stops then. `UserError` where the job does not run. Taught in notebook 53.
         """
         if self.state != "running":
             raise UserError(

@@ -3,7 +3,7 @@
 ``%%watch USR1@1 KILL@3 python listens.py`` saves its cell as ``runs/watch/listens.py`` and starts this command there;
 `watch` starts one without saving. The clock starts with the first line that the program prints. Python, torchrun and
 bash run here. A batch script goes to Slurm, to a temporary one where none is found, and else to bash with stand-ins for
-srun and scontrol.
+srun and scontrol. Taught in notebooks/53_time_limit.ipynb.
 """
 
 import contextlib
@@ -124,7 +124,6 @@ class _Run:
         self.name = words[0].replace("sbatch", "bash")  # which stands in for it
         self.environ = environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.began, self.started, self.family = None, None, {}  # started: the clock of the signals
-        self.to_send = list(due)
 
     def say(self, text):
         """Print a line with its second."""
@@ -140,7 +139,7 @@ class _Run:
 
     def is_due(self):
         """Whether the next signal is."""
-        return self.started and self.to_send and time.monotonic() - self.started >= self.to_send[0][0]
+        return self.started and self.due and time.monotonic() - self.started >= self.due[0][0]
 
     def program(self, folder, before=()):
         """Run the command on this machine; return its exit status."""
@@ -191,7 +190,7 @@ class _Run:
 
     def send(self, pid):
         """Send the next signal; one of Slurm's stand-in goes to the batch shell or past it, as Slurm's own does."""
-        _, number = self.to_send.pop(0)
+        _, number = self.due.pop(0)
         number = number or signal.SIGTERM
         targets = [child for child in self.family.values() if _lives(child)]
         if "first" in self.told:
@@ -224,7 +223,7 @@ class _Run:
         return None
 
     def wait(self, number, how):
-        """Follow a job; one that is back in the queue starts at once, and gets the signals again."""
+        """Follow a job; one that is back in the queue starts at once."""
         shown, state, end, back = 0, "", time.monotonic() + 2 * LONGEST, None
         while state not in ENDED and time.monotonic() < end:
             told = subprocess.run(["scontrol", "show", "job", "-o", number], **how).stdout
@@ -239,7 +238,7 @@ class _Run:
                 if self.began and state != "COMPLETING":
                     self.say(f"the job is {state}")
                 if state == "PENDING" and self.began:
-                    back, self.started, self.to_send = time.monotonic(), None, list(self.due)
+                    back = time.monotonic()
             if back and time.monotonic() > back + 2:  # a node refuses a job within the second of its end
                 subprocess.run(["scontrol", "update", f"jobid={number}", "StartTime=now"], **how)
                 back = None
@@ -249,7 +248,7 @@ class _Run:
 
     def cancel(self, number, how):
         """Let Slurm send the next signal; without one, it cancels the job."""
-        _, sent = self.to_send.pop(0)
+        _, sent = self.due.pop(0)
         words = ["--batch"] * ("first" in self.told) + ([f"--signal={sent.name[3:]}"] if sent else [])
         self.say(" ".join(["→ scancel", *words]))
         subprocess.run(["scancel", *words, number], **how)
@@ -268,7 +267,6 @@ class _Run:
         again = script.with_name(f"{script.name}.requeued")
         for _ in range(9):
             again.unlink(missing_ok=True)
-            self.started, self.to_send = None, list(self.due)
             status = self.program(folder, ["bash", "-c", STAND_INS, str(script)])
             if not again.exists():
                 break
