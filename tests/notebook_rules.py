@@ -21,7 +21,7 @@ MOST_OF_A_SOLUTION = 45  # which may be a whole class
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
 MOST_WORDS = 20  # of an objective
-OWN_MAGICS = r"\A%%(task|ranks|watch)\b.*\n"  # these name what was wrong, in the cell's output
+OWN_MAGICS = r"\A%%(task|ranks|watch|torchrun)\b.*\n"  # these name what was wrong, in the cell's output
 MACHINE = re.compile(r"/(home|Users)/\w|/(root|tmp|work|farm|scratch)/|\b0x[0-9a-f]{6,}")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r"ms|s|seconds|KiB|MiB|GiB|kB|MB|GB|times"
@@ -36,7 +36,8 @@ TOLD = re.compile(r"\d|\b(both|half|two|three|four)\b")  # a number, as a diagra
 DO = "write what a cell shows, or list the number with its source in tests/numbers.toml"
 BANNED = {
     r"\b(clear_output|update_display)\b": "nbval cannot compare it; display once, or use `await follow(job)`",
-    r"\b(subprocess|multiprocessing|os\.system|os\.fork|mp\.spawn)\b": (
+    # not torch.multiprocessing.spawn, whose children end with the kernel
+    r"\b(subprocess|(?<!torch\.)(?<!distributed\.elastic\.)multiprocessing|os\.system|os\.fork|mp\.spawn)\b": (
         "a child of the kernel outlives it when it is killed; submit a job instead"
     ),
     r"\bpyplot\b": "figures come from mpdemo.notebook.plots, without global state",

@@ -1,7 +1,7 @@
 """Find the known failures in a log; say what each one is, what to do, and whether to try again.
 
 The failures are data, in known_failures.toml; how a log is read stands in reading.py. Taught in
-notebooks/91_when_it_breaks.ipynb.
+notebooks/60_crash.ipynb.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The known failures of training jobs, and which of them a line of a log shows.
 
-They are data, in known_failures.toml. Taught in notebooks/91_when_it_breaks.ipynb.
+They are data, in known_failures.toml. Taught in notebooks/60_crash.ipynb.
 """
 
 import functools

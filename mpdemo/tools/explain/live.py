@@ -1,7 +1,7 @@
 """Ask the ranks of a running job where they are: ``explain --live``.
 
 Each node of the job is asked by `mpdemo.tools.explain.probe`. What a rank that was asked by SIGUSR2 answers is in the
-job's log. Taught in notebooks/91_when_it_breaks.ipynb.
+job's log. Taught in notebooks/61_hang.ipynb.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Who waits for whom in a job that hangs, in one sentence, by the stacks of its ranks; and what to do about it.
 
-Taught in notebooks/91_when_it_breaks.ipynb.
+Taught in notebooks/61_hang.ipynb.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Two ranks that hang: rank 1 waits for a file that never appears, and rank 0 waits for rank 1.
 
-Taught in notebooks/91_when_it_breaks.ipynb.
+Taught in notebooks/61_hang.ipynb.
 """
 
 import faulthandler

@@ -4,7 +4,7 @@
     python -m mpdemo.labs.failures.start_method spawn
 
 PyTorch's threads are started by the first product. A fork copies the memory, which says that they are there, and not
-the threads. Taught in notebooks/91_when_it_breaks.ipynb.
+the threads. Taught in notebooks/60_crash.ipynb.
 """
 
 import faulthandler
