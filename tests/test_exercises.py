@@ -3,6 +3,7 @@
 import linecache
 import re
 import runpy
+import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -268,6 +269,8 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
     (path := tmp_path / "answer.py").write_text("def MyDDP(module, bucket_bytes):\n    return module\n")
     state, message = verdict("21.1", path)
     assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
+    monkeypatch.setattr(ranks, "run_program", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    assert verdict("21.1", path) == ("open", "interrupted before it was judged. Run this cell again.")
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
     state, message = verdict("12.1", 1)
     assert state == "open" and "this kernel has no torch.nothing" in message

@@ -40,7 +40,7 @@ COURSE = [
     ("/jobs", 12_950, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
-        14_860,  # 2,600 of it draw small tensors with who has what, and what is sent
+        14_880,  # 2,600 of it draw small tensors with who has what, and what is sent
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
 ]

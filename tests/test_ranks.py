@@ -172,6 +172,13 @@ def test_a_rank_that_dies_in_a_cell_is_named(kernel, end, how):
     assert printed == f"CellFailed: rank 1 is gone: {how}. {ENDED}"
 
 
+def test_a_cell_that_misses_an_earlier_one_is_told_so(kernel):
+    kernel.run(START)
+    assert "NameError: name 'loss' is not defined  (line 2); a cell above defines it?" in kernel.run(
+        "%%ranks\nloss"
+    )
+
+
 def test_an_interrupt_ends_a_waiting_cell(kernel):
     kernel.run(START)
     timer = threading.Timer(1.0, kernel.manager.interrupt_kernel)

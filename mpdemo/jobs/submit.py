@@ -91,7 +91,8 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     stale = changed(record.get("programs"), spec.command) if same and not resubmit else ""
-    stale = "it was cancelled" if job.state == "cancelled" else stale
+    if job.state == "cancelled":  # what a kernel has started on this machine ends with it
+        stale = "it was cancelled" + ("" if identity else ", or its kernel has ended")
     if same and not resubmit and not (stale and job.finished):
         known = f"found job {job.id} ({job.state}) in {spec.out}: not submitted again"
         known += (

@@ -90,6 +90,8 @@ def verdict(number, answer=...) -> tuple[str, str]:
         return "open", "not answered yet. Replace the ... and run this cell again."
     try:
         return "right", f"right. {_judge(row.get('same_as', number), row, answer) or row['then']}"
+    except KeyboardInterrupt:
+        return "open", "interrupted before it was judged. Run this cell again."
     except UserError as error:
         return "open", f"could not be tried: {error}."
     except Exception as error:  # the answer is the reader's: it may be of any kind

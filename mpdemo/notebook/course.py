@@ -34,8 +34,9 @@ def run(
     """Start a command as a job, on the cluster or on this machine, and return it: a `mpdemo.jobs.Job` to be awaited.
 
     On this machine the processes start as torchrun starts them. A cell that is run again finds its job, which runs anew
-    only if it was cancelled, or a program has changed: the script, or a Python file of the project's folder that it
-    imports or names. Data and configuration files are not looked at; for these there is `resubmit`.
+    only if it was cancelled, ended with its kernel, or a program has changed: the script, or a Python file of the
+    project's folder that it imports or names. Data and configuration files are not looked at; for these there is
+    `resubmit`.
 
     Parameters
     ----------

@@ -26,6 +26,7 @@ from mpdemo.ranks import CellFailed, Processes
 from mpdemo.world.processes import check_room
 
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
+EARLIER = "; a cell above defines it? Run that one first"
 PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for it, and would hang
 _ranks = None  # those of this kernel
 
@@ -151,6 +152,7 @@ class Ranks:
             if error and errors:
                 failed.append(str(number))
                 line = error + (f"  (line {frames[-1][1]})" if frames else "")
+                line += EARLIER if error.startswith("NameError") else ""
                 lines.append(wrapped(line, prefix=f"[rank {number}] "))
             print(*lines, sep="\n", end="\n" if lines else "")
         return failed

@@ -207,7 +207,7 @@ class Rank:
             killed = f"its process was killed ({signal.Signals(status - 128).name})"
             # of gloo: a message is too long
             sizes = re.search(r"what\(\).*length <= op.nbytes. (\d+) vs (\d+)", text)
-            crossed = "{}: sizes crossed, {} bytes came for a tensor of {}. Compare the orders of sends and receives."
+            crossed = "{}: sizes crossed, {} bytes came for a tensor of {}. Compare the ranks' calls and their order."
             return crossed.format(killed, *sizes.groups()) if sizes else killed
         lines = text.strip().splitlines() if status == 1 else []  # of an error before the first program
         return lines[-1] if lines else f"its process exited with status {status}"
