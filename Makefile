@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder
 PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
 	tests/test_training.py
 
-.PHONY: demo test nightly floor gpu gpu-record lint lab bench soak notebooks site lock clean
+.PHONY: demo test nightly floor gpu gpu-record lint lab bench soak notebooks site release lock clean
 
 demo: $(STAMP)        ## train on real digits with every strategy, print the table (60 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
@@ -73,6 +73,9 @@ clean:                ## remove all runs, their logs and all caches; answers, ba
 	rm -f slurm-*.out slurm-*.err slurm/slurm-*.out slurm/slurm-*.err notebooks/slurm-*.out notebooks/slurm-*.err
 	find mpdemo notebooks tests -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 	@echo "kept: work/ (your answers), slurm/ (batch scripts and sites), .venv (rm -rf .venv installs anew)"
+
+release: $(STAMP)     ## build what a release of TAG consists of, in build/release; refused where versions disagree
+	$(BIN)/python tests/release.py "$(TAG)"
 
 lock: $(STAMP)        ## write what is installed now to requirements.lock, for a class: make demo LOCKED=1 installs exactly that
 	$(BIN)/python -m pip freeze --exclude-editable > requirements.lock

@@ -72,6 +72,14 @@ STATUSES = {
 }
 
 
+BEGIN = """\
+mpdemo: a course in notebooks (begin with notebooks/10_two_devices.ipynb), and three tools for scripts of your own
+  mpdemo same -- train.py     is it the same training on 2 processes as on 1?
+  mpdemo plan --model ...     what fits on which GPUs?
+  mpdemo explain 4711         why did this job fail, or where does it hang?
+mpdemo --help lists all commands, and mpdemo COMMAND --help the options of one"""
+
+
 def overview() -> str:
     """Return the help of the whole: the commands by what they are for."""
     columns = min(100, shutil.get_terminal_size().columns)
@@ -108,7 +116,7 @@ def main(argv=None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path of odd bytes is printed, too
     if not argv or argv in (["-h"], ["--help"]):
-        print(overview())
+        print(overview() if argv else BEGIN)
         return 0
     if argv == ["--version"]:
         print("mpdemo", __version__)

@@ -14,14 +14,12 @@ from mpdemo.tools import terminal
 from mpdemo.tools.plan import strategies
 
 
-def test_alone_it_shows_every_command_in_its_group(call_mpdemo):
+def test_alone_it_says_where_to_begin_and_with_help_it_shows_every_command_in_its_group(call_mpdemo):
     alone, asked = call_mpdemo(), call_mpdemo("--help")
-    text = alone.stdout
-    assert (
-        (asked.returncode, asked.stdout, asked.stderr)
-        == (alone.returncode, text, alone.stderr)
-        == (0, text, "")
-    )
+    assert (alone.returncode, alone.stderr, asked.returncode, asked.stderr) == (0, "", 0, "")
+    assert alone.stdout.count("\n") == 5 and "notebooks/10_two_devices.ipynb" in alone.stdout
+    assert all(f"mpdemo {name} " in alone.stdout for name in ("same", "plan", "explain"))
+    text = asked.stdout
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
     assert all(f"\n  {name}" in text for name in COMMANDS) and all(
         f"\n{group}:\n" in text for group in GROUPS

@@ -64,7 +64,7 @@ TOOLS = [
     ("/tools/cluster", 3_050, "a throw-away Slurm"),
     (
         "/tools/support /tools/terminal.py /tools/__init__.py",
-        5_650,
+        6_180,
         "a machine and a site tried, batch scripts rendered, the course's jobs rehearsed",
     ),
 ]
@@ -76,12 +76,12 @@ REST = [
     ),
     (
         "tests",
-        196_760,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        198_300,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
 # How many files each may have.
-FILES = {"course": (COURSE, 90), "tools": (TOOLS, 72)}
+FILES = {"course": (COURSE, 90), "tools": (TOOLS, 73)}
 LARGEST = 300  # lines of a module
 # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PLAYER = 1_220

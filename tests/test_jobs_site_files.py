@@ -18,6 +18,7 @@ from mpdemo.tools.support.site_trial import try_site
 
 FOLDER = Path(__file__).parent / "sites"
 SITES = site_files()
+TRIED = re.compile(r"(?m)^# Tried on 20\d\d-\d\d-\d\d, by \w")
 REAL = sorted(SITES.keys() - {"generic", "throwaway"})
 VARIABLES = {"COURSE_ACCOUNT": "course"}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
@@ -71,6 +72,11 @@ def of_course(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+def test_the_readme_counts_the_site_files_that_ran_on_their_cluster():
+    tried = sum(bool(TRIED.search(SITES[name].read_text())) for name in REAL)
+    assert f"\n{tried} of them have been tried there." in (paths.root() / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_a_site_file_gives_its_batch_script_and_says_where_and_when_it_comes_from(name, of_course):
     site, head = load_site(name), SITES[name].read_text().split("#:")[0]
@@ -78,7 +84,7 @@ def test_a_site_file_gives_its_batch_script_and_says_where_and_when_it_comes_fro
     assert render(job(site), site) == (FOLDER / f"{name}.sbatch").read_text(), (
         f"if that is meant: python {__file__}"
     )
-    assert "Not tried on the site." in head
+    assert ("Not tried on the site." in head) != bool(TRIED.search(head))
     if name == "juwels":  # from a course of the site's
         assert "Read in November 2026." in head
     else:

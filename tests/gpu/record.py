@@ -295,7 +295,9 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        print(f"the record: {given.out}; how to send it: notebooks/on_a_gpu.md")
+        print(
+            f"the record: {given.out}; to send it: cp {given.out} notebooks/gpu/DATE-GPU.json (notebooks/gpu/README.md)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The jobs of the course; write their batch scripts for a site, and check them; nothing is submitted.
 
-mpdemo render --site leonardo        into slurm/leonardo/
+mpdemo render --site leonardo               into slurm/leonardo/
+mpdemo render --site leonardo --ood FOLDER  an app for Open OnDemand instead
 """
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -11,13 +13,15 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm, spec_of
 from mpdemo.jobs.check import check
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node, render
-from mpdemo.jobs.site import find_site
+from mpdemo.jobs.site import find_site, read_site
+from mpdemo.tools.support import ood
 
 
 def add_arguments(parser):
     """Declare the options of the command."""
     parser.add_argument("--site", help="a name in slurm/sites, or a .sbatch file (default: as for jobs)")
     parser.add_argument("--out", help="folder for the files (default: slurm/SITE)")
+    parser.add_argument("--ood", metavar="FOLDER", help="write an app for Open OnDemand there instead")
 
 
 def main(args) -> int:
@@ -25,6 +29,10 @@ def main(args) -> int:
 
     Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is found.
     """
+    if args.ood:
+        files = ood.write(read_site(args.site or os.environ.get("MPDEMO_SITE") or find_site()), args.ood)
+        print(*files, "not tried on a portal: see slurm/README.md", sep="\n")
+        return 0
     site = load_site(args.site)
     jobs = jobs_of_course()
     folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
