@@ -120,9 +120,9 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         lambda: torchrun().signals_to_handle,
     ),
     ("53_time_limit", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
-    ("91_when_it_breaks", 'ten minutes if you ask for `"nccl"`', 10, lambda: minutes("nccl")),
-    ("91_when_it_breaks", "and thirty for everything else", 30, lambda: minutes("gloo")),
-    ("91_when_it_breaks", "so its NCCL also waits thirty", 30, lambda: minutes(BOTH)),
+    ("60_crash", 'after 10 minutes with `"nccl"`', 10, lambda: minutes("nccl")),
+    ("60_crash", "after 30 with any other backend", 30, lambda: minutes("gloo")),
+    ("20_processes", 'also with `"cpu:gloo,cuda:nccl"`', 30, lambda: minutes(BOTH)),
     ("94_your_own", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
     ("94_your_own", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
 ]

@@ -64,8 +64,8 @@ class Finding:
             lines.append(f"  where: {self.place.replace(f'{paths.root()}/', '')}")
         what, do = self.explained
         lines += [f"  what it is: {what}", f"  what to do: {do}"]
-        if self.known.notebook:
-            lines.append(f"  read: notebooks/{self.known.notebook}.ipynb")
+        if self.known.page:
+            lines.append(f"  read: {self.known.page}")
         return "\n".join(lines)
 
 

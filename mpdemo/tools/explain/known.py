@@ -34,7 +34,7 @@ class Known:
     seen: tuple
     what: str
     do: str
-    notebook: str = ""  # where it is explained
+    notebook: str = ""  # where it is explained: a notebook, or a page's NAME.md
     kind: str = "cause"  # one of `KINDS`
     by: str = ""  # "slurm": its commands say this where they refuse
     # the words mean something else in a line, or raised at a place, in which this expression is found
@@ -45,6 +45,15 @@ class Known:
     def pattern(self):
         """The compiled expression that finds the message."""
         return re.compile("|".join(map(_expression, self.seen)))
+
+    @property
+    def page(self) -> str:
+        """The file that explains it, or an empty text."""
+        return (
+            f"notebooks/{self.notebook}{'' if self.notebook.endswith('.md') else '.ipynb'}"
+            if self.notebook
+            else ""
+        )
 
     def explained(self, line) -> tuple[str, str]:
         """Say what it is and what to do, with the text that the message's last ``...`` stood for in a line."""
