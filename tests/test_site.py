@@ -1,8 +1,11 @@
 """The site: it is built without a warning, and six of its pages are read on a desk and on a phone."""
 
+import runpy
+import shutil
 import subprocess
 import sys
 
+import nbformat
 import pytest
 from labserver import NEEDS_CHROMIUM, chromium_page
 
@@ -21,6 +24,15 @@ TOO_WIDE = "() => document.documentElement.scrollWidth > document.documentElemen
 READABLE = 560  # pixels of a diagram, whose box scrolls on a phone
 BROKEN = """() => [...document.images].map(image => image.complete && !image.naturalWidth ? image.src : "")
           .filter(source => source && !source.endsWith(".svg"))"""
+
+
+def test_a_notebook_of_the_readers_own_is_left_out(tmp_path, capsys):
+    (tmp_path / "notebooks").mkdir()
+    own, ours = tmp_path / "notebooks/my_own.ipynb", tmp_path / "notebooks/21_ddp_by_hand.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(), own)
+    shutil.copy(root() / "notebooks/21_ddp_by_hand.ipynb", ours)
+    runpy.run_path(str(root() / "tests/site/build.py"))["leave_out_others"](tmp_path)
+    assert not own.exists() and ours.exists() and "my_own.ipynb is none of" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

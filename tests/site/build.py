@@ -40,6 +40,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="site-") as folder:
         pages = Path(folder)
         copy_project(pages)
+        leave_out_others(pages)
         replace_diagrams(pages)
         (pages / "commands.md").write_text(commands_page())
         (pages / "api.md").write_text(api_page())
@@ -64,6 +65,14 @@ def copy_project(pages):
     shutil.copy2(HERE / "conf.py", pages)
     (pages / "site_static").mkdir()
     shutil.copy2(HERE / "site.css", pages / "site_static")
+
+
+def leave_out_others(pages):
+    """Leave out a reader's own notebook, for which the site has no place; say so."""
+    for file in sorted(pages.glob("notebooks/*.ipynb")):
+        if "mpdemo" not in nbformat.read(file, as_version=4).metadata:
+            print(f"left out: notebooks/{file.name} is none of the course's notebooks", file=sys.stderr)
+            file.unlink()
 
 
 def replace_diagrams(pages):
