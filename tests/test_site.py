@@ -59,9 +59,9 @@ def test_six_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site
             assert page.title() and not page.evaluate(TOO_WIDE), name
             assert page.evaluate(BROKEN) == [], name
             assert page.locator("img:not([alt])").count() == 0, name
-        page.goto(f"file://{site}/notebooks/21_ddp_by_hand.html")
+        page.goto(f"file://{site}/notebooks/30_two_stages.html")
         assert page.locator(".diagram img").count() == 1 and page.locator("text=mermaid").count() == 0
-        assert page.locator("a[href$='glossary.html#bucket']").count() >= 1
+        assert page.locator("a[href$='glossary.html#autograd']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
         assert (
             "you can" in page.inner_text(".admonition-title")
