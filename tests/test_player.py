@@ -236,16 +236,16 @@ def test_a_player_of_own_steps_has_a_still_as_well():
     assert re.search(r'<div data-still><img [^>]*alt="Recorded: fully_shard[^>]*>', html)
 
 
-def test_the_player_answers_the_exercise_of_92(shown):
+def test_the_player_answers_the_exercise_of_72(shown):
     window = shown(all=True, bandwidth=4)
     fastest = "step.teams.reduce((a, b) => b.end < a.end ? b : a).name.toLowerCase()"
     assert window.evaluate(fastest) == "fsdp"
     window.locator("[data-key=bandwidth]").fill("2")
-    assert window.evaluate(fastest) == exercises("92")["92.5"]["right"]
+    assert window.evaluate(fastest) == exercises("72")["72.2"]["right"]
     assert window.inner_text("output >> nth=4") == "2 GB/s"
     assert (
         window.evaluate("step.teams.map(team => team.name.toLowerCase())")
-        == exercises("92")["92.5"]["choices"]
+        == exercises("72")["72.2"]["choices"]
     )
 
 
