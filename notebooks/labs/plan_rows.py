@@ -19,7 +19,7 @@ def read(path) -> dict:
 
 
 def table(rows, *names) -> Bundle:
-    """Show the rows of some strategies, or all: what is planned, and with how many published runs such rows were compared."""
+    """Show the plan of some strategies, or all, and with how many published runs such rows were compared."""
     texts = []
     for name in names or rows:
         row = rows[name]
