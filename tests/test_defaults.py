@@ -104,7 +104,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         True,
         lambda: alone(resharded),
     ),
-    ("07_sharding", "The default corresponds to [ZeRO-3]", True, lambda: alone(resharded)),
+    ("41_fsdp", "the default corresponds to ZeRO-3", True, lambda: alone(resharded)),
     (
         "08_inside_a_layer",
         "It all-gathers by default",

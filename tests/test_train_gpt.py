@@ -105,6 +105,22 @@ def test_bfloat16_comes_close(tmp_path, mesh):
     assert LIMIT < found["loss"] < 2e-3 and found["gradients"] < 3e-2
 
 
+@pytest.mark.parametrize("hook", [
+    meshes.compile_eagerly, pytest.param(meshes.unsaved, marks=pytest.mark.nightly),  # which generates C++
+])  # fmt: skip
+def test_what_a_gpu_does_by_default_is_one_device_s_with_the_same_switches(tmp_path, hook):
+    ran = {}
+    for mesh in ("one process", "shard2", "tp2"):
+        (folder := tmp_path / mesh.replace(" ", "")).mkdir()
+        flags, batch, blocks = flags_of(f"{mesh} --bf16 --compile --recompute")
+        ran[mesh] = run_mesh(folder, [*flags, f"--steps={STEPS}"], world_of(mesh), hook)
+    (one,) = ran.pop("one process")
+    assert LIMIT < differences([one], plain(batch, blocks, STEPS, False))["loss"] < 2e-3  # it is bf16
+    for mesh, ranks in ran.items():
+        found = differences(ranks, one)
+        assert found["loss"] < 3e-4 and found["gradients"] < 1e-2, (mesh, found)
+
+
 def test_train_fsdp_is_what_is_left_of_the_script_without_its_other_dimensions():
     text, left = ((SCRIPTS / f"{name}.py").read_text() for name in ("train_gpt", "train_fsdp"))
     names = {"pp", "tp", "ring", "documents", "document", "schedule", "square"}
@@ -174,10 +190,6 @@ def test_a_mistake_is_seen(tmp_path, name):
     hook = meshes.compile_eagerly if "--compile" in mesh else meshes.unsaved
     found = compared(tmp_path, mesh, hook, scripts, steps=STEPS + 1)
     assert max(found.values()) > 100 * LIMIT, found
-
-
-def test_a_compiled_block_passes_gradients_to_an_embedding_that_is_split(tmp_path):
-    check(compared(tmp_path, "tp2 --compile", meshes.compile_eagerly))
 
 
 # --- resuming

@@ -1,7 +1,7 @@
 """Count what a process holds and sends: every operation of PyTorch passes through a dispatch mode.
 
 A message is noted where PyTorch hands it to the backend, so those that DDP sends from C++ are counted as well. Works on
-real tensors and on fake ones. Taught in notebooks/07_sharding.ipynb.
+real tensors and on fake ones. Taught in notebooks/41_fsdp.ipynb.
 """
 
 import gc

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.fsdp --model transformer --epochs 2
 
-Taught in notebooks/07_sharding.ipynb. Sources: https://arxiv.org/abs/1910.02054 (ZeRO), 2304.11277.
+Taught in notebooks/41_fsdp.ipynb. Sources: https://arxiv.org/abs/1910.02054 (ZeRO), 2304.11277.
 """
 
 from torch.distributed.device_mesh import init_device_mesh

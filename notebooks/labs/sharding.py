@@ -1,9 +1,9 @@
 """What a process of a sharded run stores, and what it sends in a step, counted. A job starts this in processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/07_bytes
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/41_bytes
 
 Every way of `WAYS` does a few steps of the course model. Rank 0 writes ``summary.json``. The kernel sees none of what
-NCCL sends, so the processes compute on CPU cores. Taught in notebooks/07_sharding.ipynb.
+NCCL sends, so the processes compute on CPU cores. Taught in notebooks/41_fsdp.ipynb.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 07: FSDP by hand, by the library, weighted by tokens, over nodes."""
+"""Tests of the programs in sitting 42: accumulation with FSDP, a loss weighted by tokens, shards over nodes."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import math
@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from checks.helpers import (
-    COLLECTIVES,
     close,
     gathered,
     gradients,
@@ -24,23 +23,6 @@ from checks.helpers import (
     watch,
 )
 from mpdemo.world.collectives import whole
-
-
-def test_07_1(rank, n):
-    torch.manual_seed(0)
-    weight, images, targets = torch.randn(6, 4), torch.randn(8, 4), torch.randn(8, 6)
-    full = weight.clone().requires_grad_()
-    ((images @ full.T - targets) ** 2).mean().backward()
-    calls = watch(program, *COLLECTIVES)
-    own = gradient(weight.chunk(n)[rank].clone(), images.chunk(n)[rank], targets.chunk(n)[rank], n)
-    used, where, shape = {name for name, _ in calls}, f"On rank {rank}", tuple(own.shape)
-    assert "all_gather" in used, f"{where} the weight is never gathered from all ranks."
-    assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only its own rows."
-    assert shape == (3, 4), f"{where} the gradient has the shape {shape}, but the rows have (3, 4)."
-    require_gradients([own], [full.grad.chunk(n)[rank]], where, "Whose images, and which rows, are in it?")
-    assert "all_reduce" not in used, (
-        f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
-    )
 
 
 def blocks_and_batch():
@@ -77,7 +59,7 @@ def gradients_of(model, x, y):
     return [*torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters()))]
 
 
-def test_07_2(rank, n):
+def test_42_1(rank, n):
     model, x = blocks_and_batch()
     single, y = deepcopy(model), torch.tensor([1.0, -1.0]).repeat_interleave(4)[:, None].expand(8, 4)
     parts = [*zip(x.chunk(n)[rank].chunk(2), y.chunk(n)[rank].chunk(2), strict=True)]
@@ -152,7 +134,7 @@ def require_no_shard(function):
     return checked
 
 
-def test_07_3(rank, n):
+def test_42_2(rank, n):
     substitute(program, dist, "all_reduce", require_no_shard(dist.all_reduce))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
@@ -198,7 +180,7 @@ def shard_all(model):
     return model
 
 
-def test_07_4(rank, n):
+def test_42_3(rank, n):
     model, x = blocks_and_batch()
     single, y = deepcopy(model), torch.tensor([1.0, -1.0]).repeat_interleave(4)[:, None].expand(8, 4)
     prepare(model, 2, 2)
