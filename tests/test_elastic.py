@@ -1,4 +1,4 @@
-"""The batch script of notebook 90 that continues on the nodes that are left: run as it stands there, a node killed."""
+"""The batch script of notebook 55 that continues on the nodes that are left: run as it stands there, a node killed."""
 
 import os
 import re
@@ -47,7 +47,7 @@ def losses(log) -> list:
 
 @pytest.mark.nightly
 def test_three_of_four_nodes_continue_with_the_same_losses(slurm_programs, tmp_path, monkeypatch):
-    cells = nbformat.read(root() / "notebooks" / "90_checkpoint.ipynb", as_version=4).cells
+    cells = nbformat.read(root() / "notebooks" / "55_how_often.ipynb", as_version=4).cells
     blocks = [
         block for cell in cells for block in re.findall(r"^```bash\n(.*?)^```", cell.source, re.M | re.S)
     ]

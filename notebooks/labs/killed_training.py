@@ -1,14 +1,14 @@
 """Kill a training run at random, again and again, and write down what each failure costs.
 
-    python -m mpdemo.labs.killed_training runs/90_killed         a save after every 10 steps, 6 kills
-    python -m mpdemo.labs.killed_training runs/90_killed 40 60   a save after every 40 steps, 60 kills
+    python -m mpdemo.labs.killed_training runs/55_killed         a save after every 10 steps, 6 kills
+    python -m mpdemo.labs.killed_training runs/55_killed 40 60   a save after every 40 steps, 60 kills
 
 Two ranks train over gloo and save as they go. At random times, on average every `BETWEEN` seconds, one of them gets a
 SIGKILL, the other one ends because it has lost its partner, and both are started anew and resume. The life after the
 last kill ends with its first save. Then the same steps run once more, with neither kill nor save. ``summary.json`` has
 the seconds of a step, of each save, each life and each restart, the steps that each kill cost, the time lost up to the
 restart after the last kill, and whether both runs ended with the same weights. A server that has already imported
-PyTorch forks the ranks, so a restart is short here. Taught in notebooks/90_checkpoint.ipynb.
+PyTorch forks the ranks, so a restart is short here. Taught in notebooks/55_how_often.ipynb.
 """
 
 import json

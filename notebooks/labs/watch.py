@@ -44,7 +44,8 @@ USED = f"words of watch: all, first, signals such as USR1@1.5, settings such as 
 TORCHRUN = re.compile(r"^[WE]\d{4} .*?\] (?=Sending|Unable|Received)")  # what it says of signals
 # tracebacks but for their last line, and what else torchrun, Slurm and Python's helpers log
 NOISE = re.compile(
-    r"^(Traceback|\s|\[?[WE]\d{4} |\[rank\d|=|-{3}|$|\^|srun: |KeyError: ./mp-)|resource_tracker|SignalExc"
+    r"^(Traceback|\s|\[?[WE]\d{4} |\[rank\d|=|-{3}|$|\^|srun: |KeyError: ./mp-)"
+    r"|resource_tracker|: \w+Warning: |SignalExc"
 )
 WORDS = {
     r"process(es)? \d+": "a rank",

@@ -1,4 +1,4 @@
-"""Check of notebook 90: what failures cost on so many GPUs."""
+"""Check of notebook 55: what failures cost on so many GPUs."""
 
 import math
 
@@ -25,7 +25,7 @@ MISTAKES = [  # what was done, and the message
 ]
 
 
-def check_90_3(plan):
+def check_55_1(plan):
     for job in JOBS:
         (interval, lost), right = plan(*job), priced(*job)
         said = f"For {job[0]:,} GPUs, saves of {job[1]} s and restarts of {job[2]} s, plan"
