@@ -1,9 +1,9 @@
 """Is train_gpt.py, in any mesh, the training of one device? Compare them, and count what each dimension exchanges.
 
-    torchrun --standalone --nproc-per-node 4 -m mpdemo.labs.meshes runs/06_meshes "pp2 replicate2" "shard2 tp2"
+    torchrun --standalone --nproc-per-node 4 -m mpdemo.labs.meshes runs/45_meshes "pp2 replicate2" "shard2 tp2"
 
 A mesh is written as the sizes of its dimensions; a schedule and other flags may follow. The tests compare by it as
-well. Taught in notebooks/06_hybrid.ipynb and 32_in_anger.ipynb.
+well. Taught in notebooks/45_one_mesh.ipynb and 32_in_anger.ipynb.
 """
 
 import importlib
@@ -186,15 +186,30 @@ def compare_all(meshes, world) -> dict:
 
 
 def count(train_gpt, world) -> Counter:
-    """Return the bytes of this rank's collectives in a step, by the dimension of the mesh."""
+    """Return the bytes that this rank sends in a step, if collectives are rings, by the dimension of the mesh."""
     rehearse, args, counted = importlib.import_module("rehearse"), train_gpt.read_flags(), Counter()
     mesh, ring = train_gpt.make_mesh(args, world.device)
     with patch.object(torch.UntypedStorage, "resize_", torch.UntypedStorage.resize_):  # which it replaces
         _, calls, _ = rehearse.count_step(args, world.device, mesh, ring)
-    for dimension, _, size in calls:
-        if dimension == "cp" or mesh[dimension].size() > 1:  # alone, a rank sends nothing
-            counted[dimension] += size
-    return counted
+    for dimension, name, size in calls:
+        ranks = (ring if dimension == "cp" else mesh[dimension]).size()
+        counted[dimension] += round(size * sent(name.replace("_", ""), ranks))
+    return +counted  # alone, a rank sends nothing
+
+
+def sent(collective, ranks) -> float:
+    """Return how much of the whole tensor a rank sends: messages, and the keys of --cp, go to one other rank."""
+    times = {"allreduce": 2, "allgather": 1, "reducescatter": 1}
+    found = [factor for name, factor in times.items() if collective.startswith(name)]
+    return found[0] * (ranks - 1) / ranks if found else float(ranks > 1)
+
+
+def report(rows):
+    """Print a line for each mesh: how far it is from one device, and the kB that rank 0 sends in a step."""
+    for name, row in rows.items():
+        apart = f"{max(row['apart'].values()):.0e}"
+        sizes = ", ".join(f"{dimension} {size / 1e3:,.0f} kB" for dimension, size in row["bytes"].items())
+        print(f"{name:18} at most {apart} apart; a rank sends {sizes}")
 
 
 def trained(train_gpt, world) -> dict:

@@ -190,7 +190,8 @@ def split_layers(model, mesh):
     plan |= {"blocks.*.norm1": tp.SequenceParallel(), "blocks.*.qkv": columns, "blocks.*.out": rows}
     plan |= {"blocks.*.norm2": tp.SequenceParallel(), "blocks.*.up": columns, "blocks.*.down": rows}
     plan |= {"norm": tp.SequenceParallel(), "head": columns}  # logits of a part of the vocabulary
-    there = {name.split(".")[0] for name, _ in model.named_parameters()}  # in a stage, not all are
+    # In a stage, not all are there; a head that shares its weight with the embedding is.
+    there = {name.split(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     own = {name: style for name, style in plan.items() if name.split(".")[0] in there}
     tp.parallelize_module(model, mesh, own)
     if "embed" in there:

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 08: a mesh of two dimensions."""
+"""Tests of the programs in notebook 45: a mesh of two dimensions."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 from checks.helpers import gathered, require_gradients
 
 
-def test_08_5(rank, n):
+def test_45_1(rank, n):
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(8, 4)
     right = torch.autograd.grad(model(batch).square().mean(), list(model.parameters()))
