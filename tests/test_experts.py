@@ -81,6 +81,15 @@ def test_experts_of_several_processes_are_the_training_of_one_device(small, devi
     assert max(differences(small, printed, device)) < LIMIT
 
 
+def test_in_bf16_as_on_a_gpu_it_is_nearly_the_training_of_one_device(small, device):  # noqa: F811
+    printed = launch(
+        small, "experts.py", "--ep", 2, processes=2, changes=[("BF16 = job.GPU is not None", "BF16 = True")]
+    )
+    found, right = ([number for pair in pairs for number in pair] for pairs in (epochs(printed), device[0]))
+    assert found == pytest.approx(right, rel=2e-3)
+    assert found != pytest.approx(right, rel=LIMIT)  # it is bf16
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("old", "new", "ep"), [
     (" / mesh.size())", ")", 2),  # sums, where the rest has means

@@ -105,7 +105,6 @@ def test_bfloat16_comes_close(tmp_path, mesh):
     assert LIMIT < found["loss"] < 2e-3 and found["gradients"] < 3e-2
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("hook", [
     meshes.compile_eagerly, pytest.param(meshes.unsaved, marks=pytest.mark.nightly),  # which generates C++
 ])  # fmt: skip
@@ -120,23 +119,6 @@ def test_what_a_gpu_does_by_default_is_one_device_s_with_the_same_switches(tmp_p
     for mesh, ranks in ran.items():
         found = differences(ranks, one)
         assert found["loss"] < 3e-4 and found["gradients"] < 1e-2, (mesh, found)
-=======
-def test_what_a_gpu_does_by_default_is_the_training_of_one_process_that_does_it(
-    tmp_path, script, monkeypatch
-):
-    monkeypatch.setattr(script.job, "GPU", True)
-    switches = [f"--{name}" for name, value in vars(script.read_flags([])).items() if value is True]
-    assert switches == ["--bf16", "--compile", "--recompute"]
-    noted = {}
-    for mesh in ("one process", "shard2", "tp2"):
-        (folder := tmp_path / mesh).mkdir()
-        flags = [*flags_of(mesh)[0], *switches, f"--steps={STEPS}"]
-        noted[mesh] = run_mesh(folder, flags, world_of(mesh), meshes.compile_eagerly)
-    (one,) = noted.pop("one process")
-    for mesh, ranks in noted.items():
-        found = differences(ranks, one)
-        assert found["loss"] < 1e-4 and found["gradients"] < 1e-2, (mesh, found)
->>>>>>> 3627c1f9 (Write sitting 45, one mesh, one script)
 
 
 def test_train_fsdp_is_what_is_left_of_the_script_without_its_other_dimensions():
