@@ -10,17 +10,19 @@ import dataclasses
 import json
 import shutil
 
+import documents
+import nbformat
 import pytest
 from project import fresh_copy
 
 from mpdemo.jobs.job import RECORD
-from mpdemo.paths import root
 from mpdemo.tools.support.render import jobs_of_course
 from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
 
-NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
-LONGEST = ("90", "07", "92", "13", "01", "10", "11", "12", "09", "94", "08", "91")
-ORDER = sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
+SECONDS = {
+    path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.seconds for path in documents.notebooks()
+}
+ORDER = sorted(SECONDS, key=SECONDS.get, reverse=True)
 # at night all run in both places
 RUNS = [(name, "cluster" if name[:2] in ON_TWO_NODES else "this machine", False) for name in ORDER]
 AT_NIGHT = [(name, place, True) for name in ORDER for place in ("this machine", "cluster")]
