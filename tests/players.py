@@ -27,7 +27,7 @@ from mpdemo.notebook.player import player
 from mpdemo.paths import root
 
 WIDTH = 760  # of the page in pixels, which are those of the picture
-COLOURS, OF_README = 24, 128  # of a palette; the README's picture has every kind of communication in it
+COLOURS = 128  # of a palette: with 24, an all-gather had the orange of an all-reduce
 ONLY = (
     "nav, .controls, .say, .card, .cursor, details { display: none !important } main { padding: 8px 10px }"
 )
@@ -67,7 +67,7 @@ def digest(page) -> str:
     return hashlib.sha256(page.encode()).hexdigest()
 
 
-def take(window, page, path, theme="light", colours=COLOURS):
+def take(window, page, path, theme="light"):
     """Save a picture of a page without its controls, and with its alt text; what is to be guessed is shown in it."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder, "page.html")).write_text(page)
@@ -80,7 +80,7 @@ def take(window, page, path, theme="light", colours=COLOURS):
     note.add_itxt("alt", window.evaluate("alt()"))
     note.add_text("page", digest(page))
     note.add_text("width", str(WIDTH))
-    image.convert("RGB").quantize(colours).save(path, optimize=True, pnginfo=note)
+    image.convert("RGB").quantize(COLOURS).save(path, optimize=True, pnginfo=note)
 
 
 def refresh(path):
@@ -103,7 +103,7 @@ def front_page(window):
         return
     _, page, _ = package.contents("all", recorded=True)
     for theme, name in {"light": "steps", "dark": "steps_dark"}.items():
-        take(window, page, root() / "notebooks" / f"{name}.png", theme, OF_README)
+        take(window, page, root() / "notebooks" / f"{name}.png", theme)
     readme, picture = root() / "README.md", 'src="notebooks/steps.png"'
     said = f'alt="{window.evaluate("alt()")}" {picture}'
     readme.write_text(re.sub(f'alt="[^"]*" {picture}', lambda match: said, readme.read_text()))
