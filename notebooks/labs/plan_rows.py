@@ -1,6 +1,6 @@
 """Some rows of `mpdemo plan`, as a table that a notebook has room for.
 
-Taught in notebooks/72_which_one.ipynb.
+Taught in notebooks/72_which_one.ipynb and 74_offload_8bit.ipynb.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What a part of a model keeps and takes: bytes for the backward pass, the memory over a step, times side by side.
 
-Taught in notebooks/70_does_it_fit.ipynb, which writes `kept`, and 71_make_it_fit.ipynb.
+Taught in notebooks/70_does_it_fit.ipynb, which writes `kept`, 71_make_it_fit.ipynb and 74_offload_8bit.ipynb.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Test of the program in notebook 92: recompute blocks, to keep less."""
+"""Test of the program in notebook 74: recompute blocks, to keep less."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import sys
@@ -53,7 +53,7 @@ def plain(blocks, outputs):
     return outputs
 
 
-def test_92_2(rank, n):
+def test_74_1(rank, n):
     wanted, once, plain_peak = step_of(plain)
     own, calls, peak = step_of(forward)
     require_gradients(own, wanted, "In all blocks")
