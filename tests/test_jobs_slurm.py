@@ -166,7 +166,7 @@ def test_another_cluster_with_the_same_job_number_is_not_mixed_up(
     assert attach("runs/toy").state == "failed"
 
 
-def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(
+def test_the_lines_of_56_stage_data_on_each_node_and_remove_the_copy(
     cluster, project, tmp_path, monkeypatch
 ):
     """Also where the program fails."""
@@ -177,7 +177,7 @@ def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(
     (project / "train.py").write_text(
         "import os; print(open(os.environ['DATA'] + '/cats/1.txt').read()); raise SystemExit(7)"
     )
-    page = nbformat.read(paths.source() / "notebooks/09_scaling.ipynb", 4)
+    page = nbformat.read(paths.source() / "notebooks/56_streams.ipynb", 4)
     (block,) = re.findall(
         r"```bash\n(export DATA=.*?)```", "\n".join(cell.source for cell in page.cells), re.S
     )

@@ -1,4 +1,4 @@
-"""Test of a program in notebook 09: a stream with a shuffle buffer, resumed twice."""
+"""Test of a program in notebook 56: a stream with a shuffle buffer, resumed twice."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import pickle
@@ -20,7 +20,7 @@ def stream(opened):
     return Shuffled(read)
 
 
-def test_09_5(rank, n):
+def test_56_1(rank, n):
     whole, opened, got, state, at_once = list(islice(stream([]), STOPS[-1])), [], [], None, None
     both = sum(gathered(whole), [])
     twice = sorted({sample for sample in both if both.count(sample) > 1})
