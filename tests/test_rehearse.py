@@ -6,7 +6,8 @@ import torch
 from home_scripts import SCRIPTS, names_of
 from meshes import rehearsed, run_mesh, world_of
 
-from mpdemo.labs.meshes import flags_of
+from mpdemo.labs.layer_pictures import on_ranks
+from mpdemo.labs.meshes import flags_of, sent
 
 BY_NIGHT = ["shard2 cp2", "pp2 zbv", "pp2 tp2 --recompute", "replicate2 shard2", "pp2 cp2 interleaved"]
 
@@ -23,6 +24,25 @@ def same_as_real(folder, mesh):
         )
         assert own == calls and len(calls) > 20
         assert alone == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "times"),
+    [("allreduce", 4, 1.5), ("allgatherbase", 2, 0.5), ("reducescattertensor", 8, 7 / 8)]
+    + [("send", 2, 1), ("alltoallsingle", 4, 1), ("send", 1, 0), ("allreduce", 1, 0)],
+)
+def test_in_a_ring_a_rank_sends_a_part_of_the_whole_tensor(collective, ranks, times):
+    assert sent(collective, ranks) == times
+
+
+def test_on_more_ranks_what_two_have_halved_shrinks_and_what_both_have_stays():
+    two = {
+        "one device": [{"MLP": 16, "norms": 8}],
+        "tp": [{"MLP": 8, "norms": 8}],
+        "recomputation": [{"MLP": 9}],
+    }
+    eight = on_ranks(two, 8, "tp", "recomputation")
+    assert eight == {"tp": 2 * [{"MLP": 2, "norms": 8}], "recomputation": [{"MLP": 9}]}
 
 
 def test_a_rank_alone_counts_what_four_real_ones_do(tmp_path):
