@@ -81,13 +81,13 @@ def test_experts_of_several_processes_are_the_training_of_one_device(small, devi
     assert max(differences(small, printed, device)) < LIMIT
 
 
-def test_in_bf16_as_on_a_gpu_it_is_nearly_the_training_of_one_device(small, device):  # noqa: F811
-    printed = launch(
-        small, "experts.py", "--ep", 2, processes=2, changes=[("BF16 = job.GPU is not None", "BF16 = True")]
-    )
-    found, right = ([number for pair in pairs for number in pair] for pairs in (epochs(printed), device[0]))
-    assert found == pytest.approx(right, rel=2e-3)
-    assert found != pytest.approx(right, rel=LIMIT)  # it is bf16
+def test_in_bf16_as_on_a_gpu_two_processes_have_the_gradients_of_one(small):  # noqa: F811
+    changes, noted = [(STEP, NOTE + STEP), ("BF16 = job.GPU is not None", "BF16 = True")], []
+    for n in (1, 2):
+        launch(small, "experts.py", "--ep", n, "--checkpoint", n, processes=n, changes=changes)
+        noted.append(torch.load(small / "grads-0.pt"))
+    one, two = (torch.cat([grad.flatten() for grad in grads.values()]) for grads in noted)
+    assert (one - two).norm() < 3e-2 * one.norm()
 
 
 @pytest.mark.nightly
