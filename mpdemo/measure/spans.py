@@ -9,7 +9,7 @@ A receive ends when its rank looks for it, which may be after the bytes have arr
 
 On gloo an event is a span of its threads; on GPUs it is a kernel, which belongs to the operation that launched it. All
 processes of a machine write the system's time, so nothing is aligned. PyTorch isn't needed. Taught in
-notebooks/09_scaling.ipynb.
+notebooks/63_who_waits.ipynb.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Put the traces of all ranks on one axis: the steps that the player and the timelines show.
 
 A step is what spans.py finds in each rank's trace, joined: only together do the ranks tell when the last one joined a
-collective, and so for which of them the others waited. PyTorch isn't needed. Taught in notebooks/09_scaling.ipynb.
+collective, and so for which of them the others waited. PyTorch isn't needed. Taught in notebooks/63_who_waits.ipynb.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The pictures of notebooks 09 and 50: efficiency, a ring, what a message costs, who is late."""
+"""The pictures of notebooks 09, 50 and 63: efficiency, a ring, what a message costs, who is late."""
 
 from mpdemo.notebook.plots import style
 

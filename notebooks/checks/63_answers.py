@@ -1,4 +1,4 @@
-"""Checks of notebook 09: a straggler in the traces of all ranks, and one in a recording."""
+"""Checks of notebook 63: a straggler in the traces of all ranks, and one in a recording."""
 
 import json
 import tempfile
@@ -59,7 +59,7 @@ def traces(rows, transfer):
     return files
 
 
-def check_09_3(straggler):
+def check_63_1(straggler):
     for ranks, late, transfer, right, which, missed in RUNS:
         with tempfile.TemporaryDirectory() as folder:
             runs = []
@@ -78,7 +78,7 @@ def check_09_3(straggler):
 WORDS = {"forward": "F", "backward": "B", "optimizer": "O"}
 
 
-def check_09_4(answer):
+def check_63_2(answer):
     waiter, slow, word = answer
     events, waits, works = recording("puzzle")["events"], defaultdict(float), defaultdict(float)
     for row in events:
