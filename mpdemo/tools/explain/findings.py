@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mpdemo import paths
+from mpdemo.tools.explain import looks
 from mpdemo.tools.explain.known import BLAMED, KINDS, UNKNOWN, Known, known_in
-from mpdemo.tools.explain.looks import EXCEPTION, FAILS, HARMLESS, LAUNCHERS, LIBRARY, PLAIN, WARNS
 from mpdemo.tools.explain.reading import Log, Seen
 from mpdemo.tools.explain.unknown import advice, unknown, with_ranks
 
@@ -19,17 +19,6 @@ ALSO = 4  # further findings that are shown, in one line each
 STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
-BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
-# of an exception or a line whose cause stands below it
-WRAPS = re.compile(
-    r"raised:|failed with|could not be started|FATAL|RayTaskError|BackendCompilerFailed|:\s*$"
-)
-# of an exception whose cause stands above it
-REFERS = re.compile(
-    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above", re.I
-)
-# of an exception that a library caught by itself
-SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
 
 
 @dataclass
@@ -106,12 +95,12 @@ def weigh(s) -> str:
     """
     if s.says == "exception" and s.known.kind == "unknown":
         uncaught = s.trace and not s.trace.thread
-        return "vague" if REFERS.search(s.text) else "cause" if uncaught else "error"
+        return "vague" if looks.REFERS.search(s.text) else "cause" if uncaught else "error"
     if s.known.kind != "cause" or s.says in ("exception", "hard", "exit", "fault", "words"):
         return s.known.kind
     if s.says == "error" and not s.warns:
         return "error"
-    return "warning" if FAILS.search(s.text) else ""
+    return "warning" if looks.FAILS.search(s.text) else ""
 
 
 def _judged(log) -> list:
@@ -140,7 +129,7 @@ def _explains(s, rival) -> bool:
     """Whether an exception explains what happened, and the one before it in a chain doesn't: first come, first told."""
     if s.known.kind == "consequence" or not rival.known or rival.known.kind == "consequence":
         return s.known.kind != "consequence"
-    if SAYS_LITTLE.match(rival.text) and LIBRARY.search(rival.trace.place):
+    if looks.SAYS_LITTLE.match(rival.text) and looks.LIBRARY.search(rival.trace.place):
         return True
     return bool(not s.known.seen and advice(s.text)) > bool(rival.known.seen or advice(rival.text))
 
@@ -152,18 +141,18 @@ def _after_the_end(log, s) -> bool:
 
 def _of_message(s):
     """Take the line of a message that says most of it, of a wrapper the innermost, and what is known of this line."""
-    if BARE.match(s.text) and s.message:
+    if looks.BARE.match(s.text) and s.message:
         s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
     place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
     besides = DOWNLOAD if web else ""
     rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
-    wraps = WRAPS.search(s.text)
+    wraps = looks.WRAPS.search(s.text)
     found = sorted(
         (row for row in rows[:: -1 if wraps else 1] if row[0]), key=lambda row: KINDS.index(row[0].kind)
     )
-    inner = [line for line in lines if wraps and EXCEPTION.search(line[1])] or lines[:1]
+    inner = [line for line in lines if wraps and looks.EXCEPTION.search(line[1])] or lines[:1]
     s.known, number, text = found[0] if found else (replace(unknown(s), kind="unknown"), *inner[-1])
     if number != s.numbers[0]:
         s.numbers, s.text = [number, *s.numbers[1:]], text
@@ -201,19 +190,27 @@ def _ended_well(log, seen) -> bool:
 
 
 def _last_words(log, seen) -> list:
-    """Return what a program said last, where all else is a launcher's report that it failed."""
-    if not seen or any(s.known.kind != "consequence" for s in seen):
+    """Return how a tool failed, or else what a program said last, before what only reports that something failed."""
+    errors = [s for s in seen if s.known.kind != "consequence"]
+    if not seen or any(s.says == "exception" or s.known.kind != "unknown" for s in errors):
         return []
-    report = seen[0].numbers[0]
+    report = min(s.numbers[0] for s in seen)
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
     lines = [(number, log.split(number)[1]) for number in range(first, report)]
     lines = [
         (number, text.strip())
         for number, text in lines
         if text.strip(" -=*")
-        and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text) or LAUNCHERS.search(text))
+        and not (
+            looks.HARMLESS.search(text)
+            or text[:1].isspace()
+            or looks.WARNS.match(text)
+            or looks.LAUNCHERS.search(text)
+        )
     ]
-    said = next((line for line in lines if PLAIN.search(line[1])), lines[-1] if lines else None)
+    said = next(
+        (line for line in lines if looks.PLAIN.search(line[1])), lines[-1] if lines and not errors else None
+    )
     return [Seen([said[0]], said[1], "words", UNKNOWN["words"])] if said else []
 
 
@@ -244,7 +241,7 @@ def report(text: str | Log) -> str:
     well = "No failure is in this log, nor a word of progress or of an end"
     if log.done or log.steps:
         still = "No failure is in this log: the run ended well, still runs, or was ended from outside"
-        well = "This run ended well" if log.done else still
+        well = "This run ended well" if log.done and log.done[-1] >= max(log.steps, default=0) else still
     return f"{well}. Its last line:\n{_shown(number + 1, line)}"
 
 

@@ -51,6 +51,17 @@ ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
+BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
+# of an exception or a line whose cause stands below it
+WRAPS = re.compile(
+    r"raised:|failed with|could not be started|FATAL|RayTaskError|BackendCompilerFailed|:\s*$"
+)
+# of an exception whose cause stands above it
+REFERS = re.compile(
+    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above", re.I
+)
+# of an exception that a library caught by itself
+SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
 EXCEPTION = re.compile(
     r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*(?:\w+Error|\w*Exception|\w+Interrupt)(?::|$)"
 )
@@ -64,7 +75,7 @@ HARMLESS = re.compile(
     rf"{ASIDE}"
 )
 ERROR = re.compile(
-    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]|"
+    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
     r"^(?:: )?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] "
 )
 HARD = re.compile(
@@ -80,7 +91,7 @@ FAILS = re.compile(  # what any other line says that reports a failure
 )
 PLAIN = re.compile(  # how tools say that they failed
     r"\bfailed\b|\b(?:[Ff]ailed|[Uu]nable) to \w|\b[Cc](?:annot|ould not) \w|^make(?:\[\d+\])?: \*\*\*|"
-    r"non-zero|: fatal |not found\b|No such file|\bundefined (?:symbol|reference)"
+    r"non-zero|denied\b|: fatal |not found\b|No such file|\bundefined (?:symbol|reference)"
 )
 LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
     r"SIGTERM|Terminating process|closing signal|exitcode|^Traceback|torch/distributed/(?:run|elastic)"

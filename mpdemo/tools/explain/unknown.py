@@ -45,6 +45,8 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (r"(?:^KeyError: |\b[Kk]ey )(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
      "there is no entry {} in a dictionary, a configuration or a record of the data"),
+    (r"(?P<a>(['\"]).{1,60}?\2) object has no attribute (?P<b>['\"]\w{1,60}['\"])",
+     "{} has no {}: misspelt, never set, or of another version of the library"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 FIRST_SIZE = re.compile(r"(?<=[\[(])\d+(?=, \d)")  # of a shape
