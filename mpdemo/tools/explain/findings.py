@@ -197,16 +197,11 @@ def _last_words(log, seen) -> list:
     report = min(s.numbers[0] for s in seen)
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
     lines = [(number, log.split(number)[1]) for number in range(first, report)]
+    around = (looks.HARMLESS.search, looks.WARNS.match, looks.LAUNCHERS.search)
     lines = [
         (number, text.strip())
         for number, text in lines
-        if text.strip(" -=*")
-        and not (
-            looks.HARMLESS.search(text)
-            or text[:1].isspace()
-            or looks.WARNS.match(text)
-            or looks.LAUNCHERS.search(text)
-        )
+        if text.strip(" -=*") and not (text[:1].isspace() or any(find(text) for find in around))
     ]
     said = next(
         (line for line in lines if looks.PLAIN.search(line[1])), lines[-1] if lines and not errors else None
