@@ -201,7 +201,7 @@ def _last_words(log, seen) -> list:
     lines = [
         (number, text.strip())
         for number, text in lines
-        if text.strip(" -=*") and not (text[:1].isspace() or any(find(text) for find in around))
+        if text.strip(" -=*") and not (text[:1].isspace() or any(found(text) for found in around))
     ]
     said = next(
         (line for line in lines if looks.PLAIN.search(line[1])), lines[-1] if lines and not errors else None
