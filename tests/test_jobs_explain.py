@@ -162,7 +162,10 @@ def places_without_exception(text) -> list:
     for number in range(1, len(lines) + 1):
         inside = looks.TRACEBACK in lines[number - 1] or "Exception in thread" in lines[number - 1]
         said = explain.find("\n".join(lines[:number]))
-        if not inside and not any(finding.place or finding.known.kind == "node" for finding in said):
+        if not inside and not any(
+            finding.place or finding.known.kind == "node" or "CANCELLED AT" in finding.line
+            for finding in said
+        ):
             found.append(number)
     return found
 

@@ -98,7 +98,8 @@ LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
 )
 EXITED = re.compile(
     r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
-    r"exited with non-zero|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|^\s*Status: +Failed"
+    r"exited with non-zero|\bended with [1-9]|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|"
+    r"^\s*Status: +Failed"
 )
 
 STEP = re.compile(
