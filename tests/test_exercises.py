@@ -3,7 +3,6 @@
 import linecache
 import re
 import runpy
-import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -265,11 +264,14 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
     def no_start(*_, **__):
         raise UserError("the ranks did not start; run this cell again")
 
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(ranks, "run_program", no_start)
     (path := tmp_path / "answer.py").write_text("def MyDDP(module, bucket_bytes):\n    return module\n")
     state, message = verdict("21.1", path)
     assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
-    monkeypatch.setattr(ranks, "run_program", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ranks, "run_program", interrupted)
     assert verdict("21.1", path) == ("open", "interrupted before it was judged. Run this cell again.")
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
     state, message = verdict("12.1", 1)
