@@ -56,7 +56,6 @@ CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
     "Take home": [
         "notebooks/scripts/*",
-        "notebooks/failures",
         "notebooks/glossary",
         "notebooks/on_a_gpu",
         "notebooks/failures",
