@@ -111,7 +111,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         "ALL_GATHER",
         lambda: _attention._cp_options.rotate_method.name,
     ),
-    ("50_how_many", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
+    ("50_how_many", "buckets have 25 MiB", (1, 25), buckets),
     ("56_streams", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
     (
         "53_time_limit",
