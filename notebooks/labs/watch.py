@@ -30,6 +30,7 @@ __all__ = ["seconds", "watch"]
 
 LONGEST = 90.0  # s until the end of a program; a job gets twice as long
 KILL_WAIT = 2.0  # s from SIGTERM to SIGKILL, as on the temporary Slurm
+ASK = 1.0  # s between two questions to Slurm's controller, which others ask as well
 PAUSE = 1.0  # s that orphans may go on after the end of the command
 WIDEST = 104  # characters of a line
 START = {
@@ -44,7 +45,7 @@ USED = f"words of watch: all, first, signals such as USR1@1.5, settings such as 
 TORCHRUN = re.compile(r"^[WE]\d{4} .*?\] (?=Sending|Unable|Received)")  # what it says of signals
 # tracebacks but for their last line, and what else torchrun, Slurm and Python's helpers log
 NOISE = re.compile(
-    r"^(Traceback|\s|\[?[WE]\d{4} |\[rank\d|=|-{3}|$|\^|srun: |KeyError: ./mp-)"
+    r"^(Traceback|\s|\[?[WE]\d{3,4} |\[rank\d|=|-{3}|$|\^|srun: |KeyError: ./mp-)"
     r"|resource_tracker|: \w+Warning: |SignalExc"
 )
 WORDS = {
@@ -226,8 +227,11 @@ class _Run:
     def wait(self, number, how):
         """Follow a job; one that is back in the queue starts at once."""
         shown, state, end, back = 0, "", time.monotonic() + 2 * LONGEST, None
+        told, asked = "", 0.0
         while state not in ENDED and time.monotonic() < end:
-            told = subprocess.run(["scontrol", "show", "job", "-o", number], **how).stdout
+            if time.monotonic() > asked + ASK:
+                told = subprocess.run(["scontrol", "show", "job", "-o", number], **how).stdout
+                asked = time.monotonic()
             lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
             for line in lines[shown:]:
                 self.hear(line)
