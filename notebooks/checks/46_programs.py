@@ -9,33 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear, rms_norm
 
 from checks.helpers import COLLECTIVES, close, ratio, watch
-
-
-def all_gather(part):
-    """The notebook's: the tokens of all ranks, from the last dimension but one of each rank's tensor."""
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part.contiguous())
-    return torch.cat(parts, dim=-2)
-
-
-def reduce_scatter(whole):
-    """The notebook's: the sum over ranks of this rank's tokens."""
-    parts = [part.contiguous() for part in whole.chunk(dist.get_world_size(), dim=-2)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts)
-    return own
-
-
-class Gather(torch.autograd.Function):
-    """The notebook's: the tokens of all ranks; backward this rank's tokens of the sum."""
-
-    @staticmethod
-    def forward(context, part):
-        return all_gather(part)
-
-    @staticmethod
-    def backward(context, gradient):
-        return reduce_scatter(gradient)
+from mpdemo.labs.tokens import Gather, all_gather, reduce_scatter
 
 
 class Scatter(torch.autograd.Function):

@@ -26,6 +26,7 @@ from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from mpdemo.labs.tokens import Gather, all_gather, reduce_scatter
 from mpdemo.measure.compare import write_result
 from mpdemo.paths import root
 from mpdemo.world.collectives import gather_objects, whole
@@ -187,18 +188,6 @@ def context(model, mesh):
     return model, partial(own_tokens, model)
 
 
-class Gather(torch.autograd.Function):
-    """Forward the tokens of all ranks; backward the sum of this rank's gradients."""
-
-    @staticmethod
-    def forward(ctx, part):
-        return all_gather(part)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return reduce_scatter(gradient)
-
-
 class GatherAgain(torch.autograd.Function):
     """A layer of the tokens of all ranks, of which autograd holds this rank's."""
 
@@ -212,19 +201,6 @@ class GatherAgain(torch.autograd.Function):
         part, weight = ctx.saved_tensors
         inputs = all_gather(part)
         return reduce_scatter(gradient @ weight), gradient.flatten(0, 1).T @ inputs.flatten(0, 1)
-
-
-def all_gather(part):
-    """Return the tokens of all ranks; they are the last dimension but one."""
-    parts = [torch.empty_like(part) for _ in range(2)]
-    dist.all_gather(parts, part.contiguous())
-    return torch.cat(parts, -2)
-
-
-def reduce_scatter(inputs):
-    parts = [part.contiguous() for part in inputs.chunk(2, -2)]
-    dist.reduce_scatter(own := torch.empty_like(parts[0]), parts)
-    return own
 
 
 def attend(q, k, v, is_causal):

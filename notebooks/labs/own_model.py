@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from mpdemo import paths
-from mpdemo.notebook.course import run
+from mpdemo.labs.losses import losses_in, trained
 from mpdemo.notebook.show import Bundle
 
 FOLDER = "runs/45_own"
@@ -59,11 +59,9 @@ def load(name: str) -> SimpleNamespace:
 def train(flags: str = "", processes: int = 1) -> list[float]:
     """Train 20 steps anew; print and return the losses of steps 10 and 20, or print how it ended."""
     name = "45_" + (re.sub(r"\W+", "", flags) or "one")
-    for earlier in (f"runs/{name}", f"{FOLDER}/try"):  # which it would find, and resume
-        shutil.rmtree(paths.root() / earlier, ignore_errors=True)
+    shutil.rmtree(paths.root() / FOLDER / "try", ignore_errors=True)  # a checkpoint, which it would resume
     command = f"{FOLDER}/train_gpt.py --steps 20 {FLAGS} {flags} --checkpoint {FOLDER}/try/run"
-    command = f"torchrun --standalone --nproc-per-node={processes} {command}"
-    said = run(command, name=name, oversubscribe=processes > 2).output(fails=True)
-    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]
+    said = trained(command, processes, name, fails=True)
+    losses = losses_in(said)
     print(f"{flags or 'one process'}: {losses or END.findall(said)[0]}")
     return losses

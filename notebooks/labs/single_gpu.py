@@ -2,14 +2,15 @@
 
 import gzip
 import json
-import time
 from collections import Counter
+from functools import partial
 from statistics import median
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
+from mpdemo.labs.alternately import seconds
 from mpdemo.paths import root
 
 RECORDS = root() / "notebooks" / "gpu"
@@ -41,16 +42,15 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def alternately(self, *works, rounds=7):
-        """Return the milliseconds of each work, one after the other in each round, so that a busy moment meets all."""
-        times = [[] for _ in works]
-        for _ in range(rounds + 1):  # the first one is not counted
-            for work, own in zip(works, times, strict=True):
-                begin = time.perf_counter()
-                work()
-                self.wait()
-                own.append(1000 * (time.perf_counter() - begin))
-        return [median(own[1:]) for own in times]
+    def alternately(self, *works):
+        """Return the milliseconds of each work, timed alternately until the device has done it."""
+
+        def done(work):
+            work()
+            self.wait()
+
+        times = seconds({number: partial(done, work) for number, work in enumerate(works)})
+        return [1000 * median(own) for own in times.values()]
 
 
 def h100(part):

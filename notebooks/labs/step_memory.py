@@ -3,11 +3,10 @@
 Taught in notebooks/70_does_it_fit.ipynb, which writes `kept`, 71_make_it_fit.ipynb and 74_offload_8bit.ipynb.
 """
 
-import time
-
 import torch
 
-from mpdemo.measure.paired import ROUNDS, ratio
+from mpdemo.labs.alternately import seconds
+from mpdemo.measure.paired import ratio
 from mpdemo.predict.counting import LiveMemory
 
 
@@ -46,11 +45,6 @@ def peak(step, *there) -> float:
 
 def times_as_long(ways) -> dict:
     """Run all ways alternately, and return how many times as long each takes as the first one."""
-    seconds = {name: [] for name in ways}
-    for number in range(ROUNDS + 1):
-        for name in list(ways)[:: -1 if number % 2 else 1]:
-            begin = time.perf_counter()
-            ways[name]()
-            seconds[name].append(time.perf_counter() - begin)
-    first = next(iter(seconds.values()))[1:]  # without the warm-up
-    return {name: ratio(times[1:], first) for name, times in seconds.items()}
+    times = seconds(ways)
+    first = next(iter(times.values()))
+    return {name: ratio(own, first) for name, own in times.items()}

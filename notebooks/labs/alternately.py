@@ -1,0 +1,16 @@
+"""Time several ways of doing something one after the other, round by round, so that a busy moment meets all."""
+
+import time
+
+from mpdemo.measure.paired import ROUNDS
+
+
+def seconds(ways) -> dict:
+    """Return the seconds of each way (a name and a function) in each round, in changing order, after one warm-up."""
+    times = {name: [] for name in ways}
+    for number in range(ROUNDS + 1):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            begin = time.perf_counter()
+            ways[name]()
+            times[name].append(time.perf_counter() - begin)
+    return {name: found[1:] for name, found in times.items()}
