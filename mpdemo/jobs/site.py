@@ -113,7 +113,7 @@ def load_site(name: str | Path | None = None) -> Site:
     `name` is one in ``slurm/sites`` or the path of a ``.sbatch`` file. Without it: ``MPDEMO_SITE``, else the file that
     names the cluster found here, else "generic".
     """
-    site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
+    site = read_site(chosen(name))
     lines = site.text.splitlines()
     for k, line in enumerate(lines):
         directive, mark, comment = line.partition(" # ")
@@ -126,6 +126,11 @@ def load_site(name: str | Path | None = None) -> Site:
             )
         lines[k] = expanded + mark + comment
     return dataclasses.replace(site, text="\n".join(lines) + "\n")
+
+
+def chosen(name: str | Path | None = None) -> str:
+    """Return the site that is asked for, or chosen by the environment or the cluster; see `load_site`."""
+    return str(name or os.environ.get("MPDEMO_SITE") or find_site())
 
 
 def site_files() -> dict:

@@ -14,7 +14,7 @@ from pathlib import Path
 KINDS = (
     "node",  # what a node, its kubelet or Slurm says of it, which stands above what the program noticed
     "cause",  # what ended a rank: an uncaught exception, a signal, a fatal line, a launcher's report with a reason
-    "error",  # a known failure in a line of an error, or an exception of a library that says little
+    "error",  # a known failure in a line of an error, or an unknown exception without a traceback
     "warning",  # a known failure in a warning, or in another line that reports a failure
     "waiting",  # a rank that waited in vain, or lost another one, is seldom the one to blame
     "hint",

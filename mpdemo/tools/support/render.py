@@ -4,7 +4,6 @@ mpdemo render --site leonardo               into slurm/leonardo/
 mpdemo render --site leonardo --ood FOLDER  an app for Open OnDemand instead
 """
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm, spec_of
 from mpdemo.jobs.check import check
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node, render
-from mpdemo.jobs.site import find_site, read_site
+from mpdemo.jobs.site import chosen, find_site, read_site
 from mpdemo.tools.support import ood
 
 
@@ -30,7 +29,7 @@ def main(args) -> int:
     Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is found.
     """
     if args.ood:
-        files = ood.write(read_site(args.site or os.environ.get("MPDEMO_SITE") or find_site()), args.ood)
+        files = ood.write(read_site(chosen(args.site)), args.ood)
         print(*files, "not tried on a portal: see slurm/README.md", sep="\n")
         return 0
     site = load_site(args.site)
