@@ -227,7 +227,7 @@ class _Run:
     def wait(self, number, how):
         """Follow a job; one that is back in the queue starts at once."""
         shown, state, end, back = 0, "", time.monotonic() + 2 * LONGEST, None
-        told, asked = "", 0.0
+        told, asked, restarts = "", 0.0, "0"
         while state not in ENDED and time.monotonic() < end:
             if time.monotonic() > asked + ASK:
                 told = subprocess.run(["scontrol", "show", "job", "-o", number], **how).stdout
@@ -238,7 +238,11 @@ class _Run:
             shown = len(lines)
             if self.is_due():
                 self.cancel(number, how)
-            if (now := (re.search(r"JobState=(\w+)", told) or ["", state])[1]) != state:
+            before, restarts = restarts, (re.search(r"Restarts=(\d+)", told) or ["", restarts])[1]
+            now = (re.search(r"JobState=(\w+)", told) or ["", state])[1]
+            if before != restarts and now != "PENDING":  # it was, between two questions
+                self.say("the job is PENDING")
+            if (before, state) != (restarts, now):
                 state = now
                 if self.began and state != "COMPLETING":
                     self.say(f"the job is {state}")
