@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder
 PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
 	tests/test_training.py
 
-.PHONY: demo test nightly floor gpu gpu-record lint lab bench soak notebooks site release lock clean
+.PHONY: demo test nightly night-notebooks night-answers night-tests night-rounds floor gpu gpu-record lint lab bench soak notebooks site release lock clean
 
 demo: $(STAMP)        ## train on real digits with every strategy, print the table (60 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
@@ -22,11 +22,21 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 	$(MAKE) gpu
 	$(PYTEST)
 
-nightly: $(STAMP)     ## what is slow and rare, then the tests that start processes ten times, then the oldest PyTorch
-	failed=; $(PYTEST) -m "nightly and not soak" || failed=" nightly"; \
-	for round in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESSES) || failed="$$failed round $$round"; done; \
-	$(MAKE) floor || failed="$$failed floor"; \
-	echo "failed:$${failed:- nothing}"; [ -z "$$failed" ]
+nightly:              ## what is slow and rare, in five parts, each of which is a command of its own and under 90 minutes
+	$(MAKE) --keep-going night-notebooks night-answers night-tests night-rounds floor
+
+night-notebooks: $(STAMP)  # each notebook whole, on this machine and on a Slurm
+	$(PYTEST) -m nightly tests/test_notebooks.py
+
+night-answers: $(STAMP)    # every wrong answer to an exercise, and the longest solutions
+	$(PYTEST) -m nightly tests/test_exercises.py
+
+night-tests: $(STAMP)      # everything else that has the mark
+	$(PYTEST) -m "nightly and not soak" --ignore=tests/test_notebooks.py --ignore=tests/test_exercises.py
+
+night-rounds: $(STAMP)     # the tests that start processes, ten times: one that fails once in twenty runs has found something
+	failed=; for round in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESSES) || failed="$$failed $$round"; done; \
+	echo "failed rounds:$${failed:- none}"; [ -z "$$failed" ]
 
 floor:                ## the oldest PyTorch that is allowed, in an environment of its own: equality, plan, training
 	$(PYTHON) -m venv .venv-floor
