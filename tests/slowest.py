@@ -1,10 +1,11 @@
-"""A pytest plugin: the ten slowest tests and the ten slowest cells of notebooks are printed at the end.
+"""A pytest plugin: the ten slowest files, tests and cells of notebooks are printed at the end.
 
 A notebook is one test, which nbval runs in a process of its own; notebooks/conftest.py notes its cells' seconds.
 """
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 SHOWN = 10
@@ -25,9 +26,16 @@ def pytest_unconfigure(config):
 def pytest_terminal_summary(terminalreporter):
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     tests = [(report.duration, report.nodeid) for report in reports if report.when == "call"]
+    files = Counter()
+    for report in [*reports, *terminalreporter.stats.get("", [])]:  # these: setting up and tearing down
+        files[report.nodeid.partition("::")[0]] += report.duration
     lines = [line.split(" ", 1) for line in Path(os.environ[NOTES]).read_text().splitlines()]
     cells = [(float(seconds), where) for seconds, where in lines]
-    for what, rows in ("tests", tests), ("cells of notebooks", cells):
+    for what, rows in (
+        ("files", [(seconds, file) for file, seconds in files.items()]),
+        ("tests", tests),
+        ("cells of notebooks", cells),
+    ):
         if len(rows) > SHOWN:
             total = sum(seconds for seconds, _ in rows)
             terminalreporter.section(f"slowest {what}, of {total:.0f} s in all")
