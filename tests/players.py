@@ -27,7 +27,7 @@ from mpdemo.notebook.player import player
 from mpdemo.paths import root
 
 WIDTH = 760  # of the page in pixels, which are those of the picture
-COLOURS = 128  # of a palette: with 24, an all-gather had the orange of an all-reduce
+COLOURS = 64  # of a palette: with 24, an all-gather had the orange of an all-reduce
 ONLY = (
     "nav, .controls, .say, .card, .cursor, details { display: none !important } main { padding: 8px 10px }"
 )

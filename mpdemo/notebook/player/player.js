@@ -1044,9 +1044,9 @@ function show() { // build the page anew from the state; a learner's focus stays
   else if (state.guess) view.card.append(...(state.at >= step.end ? answer() : ["Now watch."]));
   const parts = [tabs(), ...words(), make("div", { class: "stats" }, stats())];
   if (state.predict) parts.push(view.card);
+  if (step.source === "modelled") parts.push(workshop()); // above the picture, so that a slider and its answer are seen
   if (state.broken && !hidden()) parts.push(make("div", { class: "verdict", role: "status" }, BREAKS[state.broken][1]));
   parts.push(view.box, controls(), view.say, legend());
-  if (step.source === "modelled") parts.push(workshop());
   if (!hidden()) parts.push(table());
   app.replaceChildren(...parts, view.tip);
   draw();
