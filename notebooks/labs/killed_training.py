@@ -1,6 +1,6 @@
 """Kill a training run at random, again and again, and write down what each failure costs.
 
-    python -m mpdemo.labs.killed_training runs/55_killed         a save after every 10 steps, 6 kills
+    python -m mpdemo.labs.killed_training runs/55_killed         a save after every 10 steps, 4 kills
     python -m mpdemo.labs.killed_training runs/55_killed 40 60   a save after every 40 steps, 60 kills
 
 Two ranks train over gloo and save as they go. At random times, on average every `BETWEEN` seconds, one of them gets a
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from mpdemo.world.processes import be_killed_with_parent, end, lost_a_peer
 
 RANKS, WIDTH, PAUSE = 2, 640, 0.02  # the pause in each step, in s, stands for a larger model
-BETWEEN = 1.5  # s of training from one failure to the next, on average
+BETWEEN = 1.0  # s of training from one failure to the next, on average
 PATIENCE = 120.0  # s for a run without a kill
 ENDLESS = 10**9  # steps of a life that will be killed, and before the first save of a run that makes none
 
@@ -120,7 +120,7 @@ def lives(folder, every, kills=0, steps=None) -> list:
     return rows
 
 
-def main(out, every=10, kills=6):
+def main(out, every=10, kills=4):
     """Train with kills and without, and write what was measured."""
     random.seed(3)
     out, every = Path(out).resolve(), int(every)
