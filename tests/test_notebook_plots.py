@@ -98,6 +98,8 @@ def test_a_matrix_says_who_has_each_number_in_colours_hatches_and_words():
     assert len({hatch for _, hatch in looks}) == 2
     rows = plots.matrices(("w", [[1], [2], [3], [4]], "rows"), ranks=4)
     assert repr(rows).endswith("(of ranks [[0], [1], [2], [3]])")
+    mixed = plots.matrices(("x @ x.T", [[25, 24], [24, 25]], [[0, None], [None, 1]]))
+    assert repr(mixed).endswith("(of ranks [[0, both], [both, 1]])")
     parts = plots.matrices(("x", [1, 2], "columns"), "of", ("all", [3]), who="device")
     assert repr(parts) == "x [[1, 2]] (of devices [[0, 1]]) of all [[3]] (both devices)"
     assert [text.get_text() for text in parts.figure.legends[0].texts] == [

@@ -281,4 +281,8 @@ def _in_words(name, rows, owned, ranks, who) -> str:
         return said
     if owners == {None}:
         return f"{said} ({_everyone(ranks, who)})"
-    return f"{said} ({who} {owners.pop()})" if len(owners) == 1 else f"{said} (of {who}s {_numbers(owned)})"
+    if len(owners) == 1:
+        return f"{said} ({who} {owners.pop()})"
+    everyone = _everyone(ranks, who).split()[0]
+    whose = [[everyone if owner is None else owner for owner in row] for row in owned]
+    return f"{said} (of {who}s {_numbers(whose)})"
