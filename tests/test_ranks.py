@@ -84,6 +84,8 @@ def test_one_thread_per_rank_a_value_is_shown_and_warnings_keep_their_place(kern
     expected = [f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("a", "b", "c", f"({rank}, 1)")]
     assert kernel.run(cell) == "".join(expected)
     assert kernel.run("%%ranks\nrank;") == ""
+    unfinished = "%%ranks\nprint('without an end', end=' ')"
+    assert kernel.run(unfinished) == "[rank 0] without an end \n[rank 1] without an end \n"
 
 
 def test_start_twice_gives_the_living_ranks_and_one_rank_can_run_alone(kernel):

@@ -38,6 +38,7 @@ def main(folder, per_node, group):
             # ends a rank stuck in C code
             faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)
             answer = run(parts, names, output, show)
+            output.flush()  # a line that has no end yet belongs to this cell, not to the next one
             faulthandler.cancel_dump_traceback_later()
             pipe.send(answer)
     os._exit(0)
