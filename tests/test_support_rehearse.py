@@ -48,7 +48,7 @@ def rehearse(cluster, project, run_mpdemo):
 
 def test_the_list_of_the_course_holds_its_jobs_and_a_wrong_word_is_named(project):
     jobs = jobs_of_course()
-    assert len(jobs) >= 10 and {jobs["23_two"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
+    assert len(jobs) >= 10 and {jobs["23_two"].world_size, jobs["33_layouts"].world_size} == {2, 4}
     # the folder's own list counts
     assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]
     for words, said in (

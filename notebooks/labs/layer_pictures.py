@@ -1,4 +1,4 @@
-"""Pictures for notebooks 04, 08 and 46: what autograd holds, and two layers of which each rank computes half."""
+"""Pictures for notebooks 08 and 46: what autograd holds, and two layers of which each rank computes half."""
 
 from matplotlib.patches import Rectangle
 
