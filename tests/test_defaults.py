@@ -98,12 +98,6 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         True,
         lambda: option(ScheduleGPipe, "scale_grads"),
     ),
-    (
-        "07_sharding",
-        "by default `fully_shard` frees them after every forward pass",
-        True,
-        lambda: alone(resharded),
-    ),
     ("41_fsdp", "the default corresponds to ZeRO-3", True, lambda: alone(resharded)),
     (
         "08_inside_a_layer",

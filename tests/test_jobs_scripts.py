@@ -14,10 +14,8 @@ from worker_jobs import stand_in
 from mpdemo import paths
 from mpdemo.jobs import check, load_site, render, spec_of
 from mpdemo.jobs.slurm_job import look_up
-from mpdemo.tools.support.render import jobs_of_course
 
 FOLDER = paths.root() / "slurm"
-COURSE = jobs_of_course()
 TRAIN, STANDALONE = "-m mpdemo.rungs.ddp --out runs", "torchrun --standalone --nproc-per-node=2"
 KINDS = {
     "one_node": spec_of(f"{STANDALONE} {TRAIN}/one_node"),
@@ -26,6 +24,7 @@ KINDS = {
     "one_process": spec_of("python -m mpdemo.rungs.data_parallel --devices 2 --out runs/one_process"),
     "cpu": spec_of(f"{STANDALONE} {TRAIN}/cpu", gpus_per_process=0),
 }
+SHARDED = spec_of("python -m mpdemo.rungs.fsdp --out runs/sharded", processes_per_node=2)
 FOLDERS = (".", "slurm", "notebooks")  # of the project, from which the files are submitted in turn
 # What stands for Python: a training run is too long for every file; test_notebooks.py runs them whole. Some really
 # train, for a few steps.
@@ -78,20 +77,20 @@ def wait_for(jobs, seconds=600) -> dict:
 
 @pytest.mark.parametrize(
     "trained",
-    [["07_fsdp"], pytest.param(["two_nodes", "torchrun"], marks=pytest.mark.nightly)],
+    [["sharded"], pytest.param(["two_nodes", "torchrun"], marks=pytest.mark.nightly)],
     ids=str,
 )
 def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone, trained):
     """With the project's own Python, not activated; also a sharded rung, over two nodes by sbatch's command line."""
-    specs = KINDS | {"07_fsdp": COURSE["07_fsdp"]}
+    specs = KINDS | {"sharded": SHARDED}
     stand_in(
         clone / ".venv/bin/python", PYTHON.format(trained="|".join(specs[name].name for name in trained))
     )
-    sharded = clone / "slurm/07_fsdp.sbatch"
-    sharded.write_text(render(COURSE["07_fsdp"], load_site("generic")))
+    sharded = clone / "slurm/sharded.sbatch"
+    sharded.write_text(render(SHARDED, load_site("generic")))
     jobs = {
         submit_by_hand(sharded, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"): (
-            "07_fsdp",
+            "sharded",
             clone,
         )
     }

@@ -154,7 +154,7 @@ def smallest(name, spec) -> JobSpec:
     command = [word.replace(spec.out, out) for word in spec.command]
     if "mpdemo.labs.lightning_training" in command:
         command[-1] = "2"  # steps
-    elif any(word.startswith(("mpdemo.rungs.", "notebooks/scripts/train_gpt.py")) for word in command):
+    elif any(word.startswith(("mpdemo.rungs.", "notebooks/scripts/train_")) for word in command):
         command += SMALL
     return dataclasses.replace(spec, out=out, command=tuple(command))
 
