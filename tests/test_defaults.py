@@ -100,8 +100,8 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ),
     ("41_fsdp", "the default corresponds to ZeRO-3", True, lambda: alone(resharded)),
     (
-        "08_inside_a_layer",
-        "It all-gathers by default",
+        "47_long_sequence",
+        "By default it gathers, and is a ring",
         "ALL_GATHER",
         lambda: _attention._cp_options.rotate_method.name,
     ),

@@ -28,7 +28,6 @@ def shown():
         "time of a step (s)",
         limit=0.25,
     )
-    yield layer_pictures.columns_then_rows()
     yield layer_pictures.held(
         {"one device": [{"MLP": 2**21}] * 2, "1F1B": [{"MLP": 2**20}, {"MLP": 2**19}]}
     )
