@@ -20,7 +20,6 @@ ROWS.append({"event": "epoch", "epoch": 0, "train_loss": 1.0, "validation_accura
 
 def shown():
     yield plots.curves({"single": ROWS, "ddp": ROWS})
-    yield scaling_pictures.ring([(0, 1, 0, [0, 1]), (1, 0, 1, [0, 1])], 2)
     yield scaling_pictures.efficiency({1: 1.0, 4: 0.9}, {1: 1.0, 4: 0.95}, held_out=(4,))
     yield scaling_pictures.messages([0.1, 1.0], [0.2, 1.1], 0.1, 1.0)
     yield plots.bars(

@@ -1,7 +1,7 @@
 """Image files: class folders of them, and what is decoded, cropped and resized of each.
 
 Pixels stay bytes until a batch of them is normalised on the device (`SplitDataset.prepare`). Taught in
-notebooks/09_scaling.ipynb.
+notebooks/56_streams.ipynb.
 """
 
 import os

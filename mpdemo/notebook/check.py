@@ -1,6 +1,6 @@
 """Check a reader's answer to an exercise, and say one of three things: not answered, not yet, right.
 
-In a notebook, ``check("09.2", answer)`` checks a value or a function. The cell magic ``%%task 22.2`` saves the cell as
+In a notebook, ``check("50.2", answer)`` checks a value or a function. The cell magic ``%%task 22.2`` saves the cell as
 ``work/22.2.py`` and checks this file; ``%%task 11.3 sbatch`` saves ``work/11.3.sbatch``. An answer that still holds an
 Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook runs from top to bottom as it is.
 
@@ -66,7 +66,7 @@ def check(number: str, answer: Any = ...) -> None:
     Parameters
     ----------
     number : str
-        Of the exercise: ``"09.2"``.
+        Of the exercise: ``"50.2"``.
     answer
         A value or a function. Without it, the file of an earlier ``%%task`` is checked.
     """

@@ -1,8 +1,8 @@
-"""The pictures of notebooks 09, 50 and 63: efficiency, a ring, what a message costs, who is late."""
+"""The pictures of sittings 50 and 63: efficiency, what a message costs, who is late."""
 
 from mpdemo.notebook.plots import style
 
-__all__ = ["arrivals", "efficiency", "messages", "ring"]
+__all__ = ["arrivals", "efficiency", "messages"]
 
 
 def efficiency(measured, predicted=None, held_out=()):
@@ -41,42 +41,6 @@ def efficiency(measured, predicted=None, held_out=()):
     values = ", ".join(f"{n}: {value:.2f}" for n, value in measured.items())
     text = f"efficiency against GPUs, measured {values}" + ", and predicted" * bool(predicted)
     return style.picture(paint, text, None, 6.4, 2.8)
-
-
-def ring(hops, ranks):
-    """Draw how chunk 0 moves around a ring; other chunks do the same, each from another rank.
-
-    `hops` are tuples (step, receiver, chunk, ranks in the sum after this step), steps counted from 0.
-    """
-    own = [(0, 0, [0])] + [
-        (step + 1, receiver, summed) for step, receiver, chunk, summed in hops if chunk == 0
-    ]
-
-    def paint(figure, axes):
-        axes.axvspan(
-            -0.5, ranks - 0.5, color=style.paler(style.SKY, 0.15), label="reduce-scatter: sums grow"
-        )
-        axes.axvspan(
-            ranks - 0.5, 2 * ranks - 1.5, color=style.paler(style.GREEN, 0.15), label="all-gather: copies"
-        )
-        for (before, sender, _), (after, receiver, _) in zip(own, own[1:], strict=False):
-            arrow = {"arrowstyle": "->", "color": style.INK, "shrinkA": 18, "shrinkB": 18}
-            axes.annotate("", (after, receiver), (before, sender), arrowprops=arrow)
-        for step, rank, summed in own:
-            box = {"boxstyle": "round,pad=0.3", **style.EDGE}
-            box["facecolor"] = style.paler(style.ORANGE, len(summed) / ranks)
-            axes.text(
-                step, rank, "+".join(map(str, summed)), ha="center", va="center", fontsize=9, bbox=box
-            )
-        axes.set(xlabel="step", xlim=(-0.5, 2 * ranks - 1.5), ylim=(ranks - 0.5, -0.5))
-        axes.set_xticks(range(2 * ranks - 1), ["before", *map(str, range(1, 2 * ranks - 1))])
-        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-        figure.legend(loc="outside upper center", ncols=2)
-
-    path = "; ".join(
-        f"step {step}: rank {rank} has {'+'.join(map(str, summed))}" for step, rank, summed in own
-    )
-    return style.picture(paint, f"chunk 0 in a ring of {ranks} ranks", path, 8.6, 2.8)
 
 
 def messages(mib, milliseconds, latency, bandwidth):
