@@ -30,7 +30,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "notebook.course": "beside check ladder measure player run show start_ranks",
     "notebook.plots": "bars curves grid matrices messages ring timelines",
     "paths": "root",
-    "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
+    "predict": "SCHEDULES Simulation simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "tools.same": "NotTheSame check",
 }

@@ -43,7 +43,7 @@ from mpdemo.world.processes import be_killed_with_parent
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
-ON_TWO_NODES = ("11", "23", "33", "53", "90")  # of a throw-away Slurm, 1 Gbit/s apart
+ON_TWO_NODES = ("11", "23", "33", "53")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "72_which_one", "92_which_one"
 TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows

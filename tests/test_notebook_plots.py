@@ -36,7 +36,6 @@ def shown():
     ]
     yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
     yield job_pictures.time_line({"rank": [("step", 0, 1), ("waits", 1, 3)]}, {"USR1": 1, "KILL": 3})
-    yield job_pictures.lost_time({"Young": {0.1: 0.9, 0.4: 0.7}}, {0.1: 0.8, 0.4: 0.6}, 0.3, (0.2, 0.7))
     yield scaling_pictures.arrivals(
         {"healthy": [[0.0, 1.0], [2.0, 1.5]], "slow": [[0.0, 9.0], [0.0, 8.0]]}, 2.0
     )

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.predict import SCHEDULES, placement, simulate
+from mpdemo.predict import SCHEDULES, simulate
 from mpdemo.predict.simulate import order, simulate_order
-from mpdemo.settings.schedules import check_schedule, usual_stages_per_rank
+from mpdemo.settings.schedules import check_schedule, placement, usual_stages_per_rank
 
 SHAPES = [
     ("GPipe", 2, 1, 1), ("GPipe", 3, 5, 1), ("GPipe", 4, 2, 1), ("1F1B", 2, 2, 1), ("1F1B", 4, 7, 1),

@@ -8,9 +8,8 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.errors import UserError
-from mpdemo.predict import SCHEDULES, placement
 from mpdemo.predict.simulate import order
-from mpdemo.settings.schedules import check_schedule
+from mpdemo.settings.schedules import SCHEDULES, check_schedule, placement
 
 CASES = [
     (schedule, ranks, microbatches, stages)

@@ -11,10 +11,11 @@ from mpdemo.errors import UserError
 from mpdemo.measure import timeline
 from mpdemo.measure.trial import RECORDED, Trial, record
 from mpdemo.notebook import plots
-from mpdemo.predict import SCHEDULES, placement, simulate, usual_stages_per_rank
+from mpdemo.predict import SCHEDULES, simulate, usual_stages_per_rank
 from mpdemo.predict.counting import peak_of_a_step
 from mpdemo.predict.simulate import order
 from mpdemo.settings import Settings
+from mpdemo.settings.schedules import placement
 from mpdemo.world.env import World
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 2

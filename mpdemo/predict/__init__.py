@@ -4,6 +4,6 @@ Importing this package loads no PyTorch; a function that asks it something loads
 """
 
 from mpdemo.predict.simulate import Simulation, simulate
-from mpdemo.settings.schedules import SCHEDULES, placement, usual_stages_per_rank
+from mpdemo.settings.schedules import SCHEDULES, usual_stages_per_rank
 
-__all__ = ["SCHEDULES", "Simulation", "placement", "simulate", "usual_stages_per_rank"]
+__all__ = ["SCHEDULES", "Simulation", "simulate", "usual_stages_per_rank"]

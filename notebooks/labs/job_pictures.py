@@ -2,7 +2,7 @@
 
 from mpdemo.notebook.plots import style
 
-__all__ = ["lost_time", "one_run", "time_line"]
+__all__ = ["one_run", "time_line"]
 
 
 def one_run(whole, jobs):
@@ -92,37 +92,3 @@ def time_line(lanes, marks, unit="s", end=None):
     ]
     alt = "; ".join([*rows, *(f"{name} at {at:g} {unit}" for name, at in marks.items())])
     return style.picture(paint, f"time line: {', '.join(lanes)}", alt, 8.0, 1.0 + 0.42 * len(lanes))
-
-
-def lost_time(curves, simulated, optimum, measured):
-    """Draw the seconds lost per second of progress against the seconds of progress between two saves.
-
-    `curves` (name -> {interval: lost}) are formulas, `simulated` is {interval: lost}, `measured` a pair of both,
-    `optimum` the interval that a formula recommends.
-    """
-
-    def paint(figure, axes):
-        for index, (name, curve) in enumerate(curves.items()):
-            axes.plot(*zip(*curve.items(), strict=True), **style.line_style(index), label=name)
-        axes.plot(
-            *zip(*simulated.items(), strict=True), "o", color=style.INK, markersize=4, label="simulated"
-        )
-        axes.plot(*measured, "D", color=style.VERMILLION, label="measured: real kills")
-        axes.axvline(optimum, color=style.FAINT, linestyle=":", label="Young's optimum")
-        axes.set(
-            xlabel="seconds of progress between two saves", ylabel="seconds lost per\nsecond of progress"
-        )
-        axes.set(xscale="log", yscale="log")
-        ticks = [*simulated][::2]
-        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-        axes.set_xticks([], minor=True)
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        figure.legend(loc="outside upper center", ncols=3)
-
-    points = ", ".join(f"{interval:.2g} s: {lost:.2f}" for interval, lost in simulated.items())
-    real = "; measured at {:.2g} s: {:.2f}".format(*measured)
-    text = "the time lost to failures against the interval between saves"
-    return style.picture(
-        paint, text, f"{text}, simulated: {points}{real}; Young's optimum is {optimum:.2g} s."
-    )
