@@ -32,6 +32,21 @@ def test_40_1(rank, n):
         assert later == drawn, (
             "After the backward pass the next random number isn't a plain run's: put back the state that you found."
         )
+    behind_a_layer(layer.eval())
+
+
+def behind_a_layer(layer):
+    """Require that the backward pass of a recomputed layer ends at its input, which another layer has made."""
+    first, x = nn.Linear(8, 8), torch.randn(4, 8)
+    wanted = torch.autograd.grad(layer(first(x)).sum(), first.weight)[0]
+    try:
+        Recompute.apply(layer, first(x)).sum().backward()
+    except RuntimeError as error:
+        assert "second time" not in str(error), (
+            "If another layer has made x, your backward pass runs on into that layer: detach x."
+        )
+        raise
+    assert torch.allclose(first.weight.grad, wanted), "The layer that has made x gets another gradient."
 
 
 def step(layer, x, forward):
