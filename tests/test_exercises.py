@@ -23,9 +23,9 @@ DEADLOCK = "still waits"  # said where a program hangs, after `PATIENCE` seconds
 PATIENCE = 3.0
 LONG = (
     "53.1",
-    "91.1",
-    "91.5",
-    "91.6",
+    "64.1",
+    "64.2",
+    "64.3",
     "94.1",
     "94.2",
     "94.3",
@@ -113,7 +113,7 @@ def test_a_right_prediction_is_accepted_and_others_are_refused(number):
 def no_answer_of_this_clone(tmp_path, monkeypatch):
     """94.5 then finds no training script of whoever works in this clone, and leaves no file for a picture.
 
-    A case of 91 begins anew, with its clock at zero.
+    A case of 64 begins anew, with its clock at zero.
     """
     monkeypatch.setattr(case, "STARTED", {})
     check._answers("94")

@@ -10,16 +10,15 @@ import psutil
 from IPython.display import display
 
 from mpdemo.errors import QUOTED, UserError, wrapped
-from mpdemo.labs.on_call.incidents import CAUSES, COST, NEXT, PLACES, answer_to, unseal
+from mpdemo.labs.on_call.incidents import COST, NEXT, PLACES, answer_to, causes_of, unseal
 from mpdemo.notebook.plots import curves, style
-from mpdemo.paths import root, source
+from mpdemo.paths import source
 from mpdemo.world.processes import PROCESS_MIB, child_environment
 
 # of the job in the story; minutes that a wrong verdict costs: the job fails again in the same way
-GPUS, WRONG = 64, 30
+GPUS, WRONG, WRONGLY = 64, 30, "wrong answers"
 SECONDS = 400  # until the page, at the very most
 STARTED = {}  # by name: a cell that is run again finds its case
-FOLDER = "runs/on_call"  # of the flight recorders' files, in a folder of each case
 MOST = 40  # collectives in a picture
 LOOKS = {  # of a collective
     "all_reduce": {"facecolor": style.paler(style.SKY, 0.8)},
@@ -42,15 +41,11 @@ def on_call(number=...):
             f"on_call takes a whole number from 0 to 999999999, as on_call(29); not {QUOTED.repr(number)}"
         )
     if number not in STARTED:
-        STARTED[number] = Case(recorded(number), f"{FOLDER}/{number:d}")
+        STARTED[number] = Case(recorded(number))
     case = STARTED[number]
-    print(wrapped(f"03:12. {unseal(case._sealed)['page']} Clues, and the minutes they cost: {prices()}."))
-    if case.minutes:
-        print(
-            wrapped(
-                f"Your clock runs: {case.minutes} min so far. You have asked for {', '.join(case._asked)}."
-            )
-        )
+    print(wrapped(f"03:12. {unseal(case._sealed)['page']}"))
+    if case.spent:
+        print(f"Your clock runs: {case.bill()}.")
     return case
 
 
@@ -75,23 +70,29 @@ def recorded(number):
     return sealed
 
 
-def choices():
-    """Print what an answer may say."""
-    for name, words in ("where", PLACES), ("cause", CAUSES), ("then", NEXT):
-        print(wrapped(f"{name}: {'; '.join(words)}"))
-
-
-def prices():
-    return ", ".join(f"{name}\N{NO-BREAK SPACE}{minutes}" for name, (minutes, _) in COST.items())
-
-
 class Case:
     """One incident: what you can ask, and the clock."""
 
-    __slots__ = ("_asked", "_sealed", "folder", "minutes")
+    __slots__ = ("_sealed", "spent")
 
-    def __init__(self, sealed=None, folder=""):
-        self._sealed, self._asked, self.folder, self.minutes = sealed, [], folder, 0
+    def __init__(self, sealed=None):
+        self._sealed = sealed
+        self.spent = {}  # minutes, by clue; and those of wrong answers
+
+    def choices(self, of):
+        """Print what you can ask for ("clue"), or what an answer may say ("where", "cause" or "then")."""
+        if self._sealed is None:
+            print("No page yet: start the case first.")
+            return
+        lines = {
+            "clue": [f"{name:8} {minutes} min: {what}" for name, (minutes, what) in COST.items()],
+            "where": [f"{', '.join(places)}: {what}" for places, what in PLACES.items()],
+            "cause": causes_of(unseal(self._sealed)["kind"]),
+            "then": NEXT,
+        }
+        if of not in list(lines):
+            raise UserError(f"no choices of {QUOTED.repr(of)}; there are: {', '.join(lines)}")
+        print(wrapped("\n".join(lines[of])))
 
     def ask(self, name):
         """Print a clue, which costs its minutes, once."""
@@ -99,20 +100,25 @@ class Case:
             print("No page yet: start the case first.")
             return
         if name not in list(COST):
-            raise UserError(f"no clue {QUOTED.repr(name)}; there are: {prices()}")
-        costs = 0 if name in self._asked else COST[name][0]
-        self.minutes += costs
-        self._asked += [name] if costs else []
+            raise UserError(f"no clue {QUOTED.repr(name)}; there are: {', '.join(COST)}")
+        costs = 0 if name in self.spent else COST[name][0]
+        self.spent.setdefault(name, costs)
         incident = unseal(self._sealed)
         print(f"{COST[name][1]} ({costs} min, {self.minutes} in all)\n{incident['clues'][name]}")
         if name in incident["curves"]:
             display(curves(incident["curves"][name]))
-        if name == "recorder":
-            write_recorders(incident["dumps"], root() / self.folder)
+
+    @property
+    def minutes(self):
+        return sum(self.spent.values())
+
+    def bill(self):
+        """Return what was spent on what, as text."""
+        return f"{self.minutes} min ({', '.join(f'{what} {spent}' for what, spent in self.spent.items())})"
 
     def who_waits(self, most=5):
         """Draw the last collectives of each rank, by number, from the flight recorders."""
-        if "recorder" not in self._asked:
+        if "recorder" not in self.spent:
             raise UserError('who_waits draws what the clue "recorder" tells; do: case.ask("recorder")')
         if not isinstance(most, int) or not 0 < most <= MOST:
             raise UserError(f"most={QUOTED.repr(most)} is not allowed; allowed: 1 to {MOST} collectives")
@@ -129,49 +135,31 @@ class Case:
         given = {"where": where, "cause": cause, "then": then, "because": because}
         if self._sealed is None or ... in given.values():
             return ...
-        for (what, value), words in zip(given.items(), (PLACES, CAUSES, NEXT, self._asked), strict=True):
+        incident, asked = unseal(self._sealed), [name for name in self.spent if name in COST]
+        allowed = sum(PLACES, ()), causes_of(incident["kind"]), NEXT, asked
+        for (what, value), words in zip(given.items(), allowed, strict=True):
             if value not in words:
                 raise UserError(
                     f"{what}={value!r} is none of: {'; '.join(words) or 'nothing that you have asked for'}"
                 )
-        incident = unseal(self._sealed)
         truth = answer_to(incident["kind"], incident["rank"])
-        wrong = ["where it is"] * (where not in truth.where) + ["the cause"] * (cause != truth.cause)
-        wrong += ["what to do next"] * (then != truth.then)
+        wrong = [place_said(where, truth.where)] * (where not in truth.where)
+        wrong += ["the cause"] * (cause != truth.cause) + ["what to do next"] * (then != truth.then)
         if not wrong and because not in truth.evidence:
             wrong = [f"the evidence, since {because} doesn't show this cause"]
         if wrong:
-            self.minutes += WRONG
+            self.spent[WRONGLY] = self.spent.get(WRONGLY, 0) + WRONG
             return f"Wrong: {', '.join(wrong)}. The job fails again in the same way, which costs {WRONG} minutes."
-        return verdict(truth, self.minutes)
+        spent = f"You spent {self.bill()}, or {self.minutes * GPUS / 60:.1f} GPU hours of {GPUS} GPUs."
+        lines = ["Right.", spent, *(f"{clue}: {said}." for clue, said in truth.chain)]
+        return " ".join([*lines, truth.why]).strip()
 
 
-def verdict(truth, minutes):
-    """Say what a right answer cost, beside par, and what each clue showed.
-
-    Par is what the fault costs someone who knows all chains of clues, and always asks in the same order until a chain
-    is complete: the order that is cheapest on average over the faults with such a page.
-    """
-    lost, par = (cost * GPUS / 60 for cost in (minutes, truth.par))
-    rule = "with the one order of questions that is cheapest on average for such a page; luck can beat it"
-    score = f"score {min(1, truth.par / minutes):.0%}"
-    lines = [f"Right. {lost:.1f} GPU hours lost on {GPUS} GPUs. Par is {par:.1f}, {rule}: {score}."]
-    lines += [f"{clue} ({COST[clue][0]} min): {said}." for clue, said in truth.chain]
-    return " ".join([*lines, truth.why]).strip()
-
-
-def write_recorders(dumps, folder):
-    """Write the ranks' flight recorders where torchfrtrace finds them; those of an earlier start give way."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for earlier in folder.glob("rank_*"):
-            earlier.unlink(missing_ok=True)
-        for rank, dump in dumps.items():
-            (folder / f"rank_{rank}").write_bytes(base64.b64decode(dump))
-    except OSError as error:
-        raise UserError(
-            f"no flight recorders in {folder}: {error.filename}: {error.strerror}; do: remove it"
-        ) from None
+def place_said(where, places):
+    """Say that a place is wrong, and which sort of place is meant if it's of another sort."""
+    sorts = [place.split()[0] for place in places]  # all, rank or node
+    meant = "all ranks" if sorts[0] == "all" else f"a {sorts[0]}"
+    return "where it is" if where.split()[0] in sorts else f"where it is, since {meant} is meant"
 
 
 def calls_of(dump):

@@ -15,7 +15,7 @@ COST = {  # minutes that a clue takes, and what it is
     "stacks": (2, "where each rank is now, by faulthandler, twice"),
     "times": (3, "each rank's steps, and the median ms of loading, computing and all-reduce"),
     "losses": (3, "each rank's own loss before the all-reduce"),
-    "recorder": (3, "each rank's last collectives, and who comes last; leaves the files for torchfrtrace"),
+    "recorder": (3, "each rank's last collectives, and who comes last to them"),
     "node": (3, "each node's own disk, and its processes"),
     "files": (3, "checkpoints and data"),
     "gpu": (3, "dmesg and nvidia-smi of each node"),
@@ -27,21 +27,29 @@ CODE, NODE = "fix the program, resume", "resubmit without that node"
 DATA, ROOM = "repair that rank's data, resume", "make room on that disk, resume"
 OLDER, PORT = "resume all ranks from an older checkpoint", "choose another port, resubmit"
 NEXT = CODE, DATA, OLDER, NODE, ROOM, PORT, "reset the GPU, resubmit there", "resubmit as it is"
-PLACES = [*(f"rank {rank}" for rank in range(4)), "node 1", "node 2", "all ranks"]
+PLACES = {  # what is meant by a place, for those that mean the same
+    ("rank 0", "rank 1", "rank 2", "rank 3"): "one process, with its data and its calls",
+    (
+        "node 1",
+        "node 2",
+    ): "a machine and its disk, for both of its ranks. If the nodes differ, the one that is wrong",
+    ("all ranks",): "what is the same everywhere",
+}
 
 
 class Incident(NamedTuple):
-    """The right answer, what it costs in minutes at par (see `verdict`), and what else is worth knowing."""
+    """The right answer, and what else is worth knowing."""
 
+    page: str  # what the pager says of such a job
     cause: str
     where: tuple  # places that mean the same
     then: str
-    par: int
     why: str = ""
     chain: tuple = ()  # pairs of a clue and what it shows
     evidence: tuple = ()  # clues that show the cause
 
 
+FAILED, STUCK, ENDED = "has failed", "has made no progress for a while", "has ended"
 RANK, HOST, ALL = ("rank {r}",), ("rank {r}", "node {n}"), ("all ranks",)
 BOTH = ("node {n}", "rank {a}", "rank {b}")  # of the node
 WAIT = "The others wait for a partner that has gone home."
@@ -51,33 +59,26 @@ AGAIN = "A requeued job finds the same checkpoint each time. Check the weights b
 NUMBER = "The recorder shows both at the same number. The condition above the broadcast is true on one rank alone."
 DRIVER = "On a real node it's mostly in a driver's call, which no signal ends. Here SIGSTOP plays it."
 OWN = "Each node read the newest checkpoint on its own disk."
-INCIDENTS = {
-    "early": Incident("uneven data", RANK, DATA, 6, WAIT),
-    "alone": Incident("one rank works alone between collectives", RANK, CODE, 3, PATIENCE),
-    "straggler": Incident(
-        "a slow processor", HOST, NODE, 16, "A slow all-reduce is usually a late partner."
-    ),
-    "loader": Incident("slow loading", RANK, DATA, 13),
-    "bad_sample": Incident("a bad sample", RANK, DATA, 3, ALIKE),
-    "split": Incident("different checkpoints", ("node {n}",), OLDER, 21, OWN),
-    "requeue": Incident("a broken checkpoint", ALL, OLDER, 4, AGAIN),
-    "swapped": Incident("collectives in a different order", RANK, CODE, 3, NUMBER),
-    "same_order": Incident("the same order in every epoch", ALL, CODE, 7),
-    "node_dies": Incident("a node was lost", BOTH, NODE, 7),
-    "full": Incident("a full disk", BOTH, ROOM, 11),
-    "port": Incident("a port in use", HOST, PORT, 1),
-    "frozen": Incident("a process that stands still", HOST, NODE, 9, DRIVER),
-    "xid31": Incident("a program's illegal memory access", RANK, CODE, 4),
-    "xid79": Incident("a GPU that is gone", ("node {n}", "rank {r}"), NODE, 3),
+LATE = "A slow all-reduce is usually a late partner."
+INCIDENTS = {  # in the order in which numbers draw them
+    "early": Incident(STUCK, "uneven data", RANK, DATA, WAIT),
+    "alone": Incident(STUCK, "one rank works alone between collectives", RANK, CODE, PATIENCE),
+    "straggler": Incident(ENDED, "a slow processor", HOST, NODE, LATE),
+    "loader": Incident(ENDED, "slow loading", RANK, DATA),
+    "bad_sample": Incident(ENDED, "a bad sample", RANK, DATA, ALIKE),
+    "split": Incident(ENDED, "different checkpoints", ("node {n}",), OLDER, OWN),
+    "requeue": Incident(FAILED, "a broken checkpoint", ALL, OLDER, AGAIN),
+    "swapped": Incident(STUCK, "collectives in a different order", RANK, CODE, NUMBER),
+    "same_order": Incident(ENDED, "the same order in every epoch", ALL, CODE),
+    "node_dies": Incident(FAILED, "a node was lost", BOTH, NODE),
+    "full": Incident(FAILED, "a full disk", BOTH, ROOM),
+    "port": Incident(STUCK, "a port in use", HOST, PORT),
+    "frozen": Incident(STUCK, "a process that stands still", HOST, NODE, DRIVER),
+    "xid31": Incident(FAILED, "a program's illegal memory access", RANK, CODE),
+    "xid79": Incident(FAILED, "a GPU that is gone", ("node {n}", "rank {r}"), NODE),
 }
-OTHERS = (
-    "a slow network",
-    "out of memory",
-    "too high a learning rate",
-    "a slow compiler",
-    "a wrong version of PyTorch",
-)
-CAUSES = sorted({*(incident.cause for incident in INCIDENTS.values()), *OTHERS})
+# a cause that no incident has, for each page
+NEVER = {FAILED: "out of memory", STUCK: "a slow network", ENDED: "too high a learning rate"}
 # incident, clue, what the clue shows of it; all clues of an incident together show it beyond doubt
 CHAINS = (
     ("early", "stacks", "rank {r} is at the barrier behind the loop, the others are still in it"),
@@ -111,6 +112,12 @@ CHAINS = (
 )
 # needed in no chain, but they show the cause
 ALSO = ("swapped", "recorder"), ("split", "files"), ("node_dies", "log")
+
+
+def causes_of(kind) -> list:
+    """Return the causes that a job with the same page may have."""
+    page = INCIDENTS[kind].page
+    return sorted({NEVER[page], *(each.cause for each in INCIDENTS.values() if each.page == page)})
 
 
 def answer_to(kind, rank) -> Incident:
