@@ -19,7 +19,7 @@ def test_50_1(rank, n):
     value, where = round(chunks[number][0].item() / 100**number), f"In chunk {number} of rank {rank}"
     for r in range(n):
         count = value // 4**r % 4
-        assert count, f"{where} the numbers of rank {r} are missing."
+        assert count, f"{where}, which it returned as finished, the numbers of rank {r} are missing."
         assert count == 1, f"{where} the numbers of rank {r} are counted more than once."
     numbers, sent = gathered(number), sum(math.prod(shape) for _, shape in sends) / 2
     assert len(set(numbers)) == n, (

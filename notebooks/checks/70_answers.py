@@ -25,4 +25,8 @@ def _why(number, right):
         return " Fewer than none is no answer."
     if number > 2 * right:
         return " Activations aren't divided by the GPUs, and shards that don't fit leave room for none."
-    return " Only whole sequences count." if number != int(number) else ""
+    return (
+        " Only whole sequences count."
+        if number != int(number)
+        else " Who shares what, and what stays free?"
+    )
