@@ -1,4 +1,4 @@
-"""Train with a script in a job, always anew, and read the losses that it prints. Used by notebooks 45 to 48."""
+"""Train with a script in a job, always anew, and read the losses that it prints. Used by notebooks 31 and 45 to 48."""
 
 import re
 import shutil
