@@ -9,13 +9,15 @@ from statistics import median
 
 from mpdemo.errors import UserError
 from mpdemo.measure import paired
+from mpdemo.notebook.ladder import as_long_as_timed
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.notebook.plots.timeline import in_milliseconds
 from mpdemo.predict import simulate, usual_stages_per_rank
 from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
 
-__all__ = ["best_split", "curves", "microbatches", "order", "schedule", "timed", "timelines"]
+__all__ = ["as_long_as_timed", "best_split", "curves", "microbatches", "order", "schedule"]
+__all__ += ["timed", "timelines"]
 IMAGES = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
 
 
