@@ -27,7 +27,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "beside check ladder measure player run show start_ranks",
+    "notebook.course": "check ladder measure player run show start_ranks",
     "notebook.plots": "bars curves grid matrices messages ring timelines",
     "paths": "root",
     "predict": "SCHEDULES Simulation simulate usual_stages_per_rank",

@@ -44,7 +44,7 @@ from mpdemo.world.processes import be_killed_with_parent
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("11", "23", "33", "53")  # of a throw-away Slurm, 1 Gbit/s apart
-TIMES_DDP_ITSELF = "72_which_one", "92_which_one"
+TIMES_DDP_ITSELF = "72_which_one"
 TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 SKIP = "nbval-skip"  # nbval's own tag
@@ -131,7 +131,7 @@ def refresh(path, ladder, everything=False) -> str:
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
         if "ladder" in path.read_text():
-            own = ["speed_ddp"] if path.stem in TIMES_DDP_ITSELF else []
+            own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
             # else it only finds that job
             own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []
             shutil.copytree(

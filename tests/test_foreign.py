@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hostile
 import pytest
+from test_notebook_records import ROW
 
 from mpdemo import foreign, paths
 from mpdemo.errors import UserError
@@ -79,7 +80,7 @@ def test_records_of_gpus_that_are_none_are_a_line_each(bad, tmp_path, monkeypatc
         (tmp_path / f"runs/gpu/{number}").mkdir(parents=True)
         (tmp_path / f"runs/gpu/{number}/record.json").symlink_to(bad / name)
     # no circle
-    assert " ".join(repr(beside("gpt")).split()).count("is no record") == len(hostile.NAMES) - 1
+    assert " ".join(repr(beside("ddp", ROW)).split()).count("is no record") == len(hostile.NAMES) - 1
 
 
 RECORD = {"id": "99999999", "where": "this machine", "script": "s", "submitted": 1, "spec": {"name": "toy"}}

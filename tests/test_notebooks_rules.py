@@ -199,8 +199,8 @@ def test_a_notebook_says_what_the_pages_need_of_it():
 
 def test_the_minutes_are_those_of_the_rule_that_trainers_read():
     whole = v4.new_notebook(cells=[v4.new_markdown_cell("word " * 300), code("x\n\n" * 15)])
-    needed = 8 * len(exercises("01")) + 2 + 1
-    assert documents.minutes(whole, "01") == needed
+    needed = 8 * len(exercises("93")) + 2 + 1
+    assert documents.minutes(whole, "93") == needed
     assert documents.minutes(whole, "94") == 20 * len(exercises("94")) + 2 + 1
     for told, problems in (
         (needed, 0),
@@ -209,7 +209,7 @@ def test_the_minutes_are_those_of_the_rule_that_trainers_read():
         (2 * needed, 1),
     ):
         whole.metadata["mpdemo"] = nbformat.from_dict({"minutes": told})
-        assert len(list(documents.mistimed(whole, "01"))) == problems
+        assert len(list(documents.mistimed(whole, "93"))) == problems
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():

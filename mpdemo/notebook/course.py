@@ -6,7 +6,6 @@ job = run("torchrun --standalone --nproc-per-node=2 -m mpdemo.rungs.ddp --out ru
 await job                                # live
 row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
 ladder()                                 # every strategy so far
-beside("train_single", job.output())     # this run, an H100's record, and yours
 """
 
 import os
@@ -25,7 +24,7 @@ from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.records import beside
 from mpdemo.notebook.show import show
 
-__all__ = ["beside", "check", "ladder", "measure", "player", "run", "show", "start_ranks"]
+__all__ = ["check", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
 def run(
@@ -88,7 +87,7 @@ async def measure(rung: str, processes: int = 2, rounds: int | None = None) -> d
     await job
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
     print(wrapped(in_words(row)))
-    display(beside(f"two_{rung}", [row]))
+    display(beside(rung, row))
     return row
 
 

@@ -3,7 +3,7 @@
     mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
     mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
-No GPU is needed, and no model is trained. Taught in notebooks/92_which_one.ipynb.
+No GPU is needed, and no model is trained. Taught in notebooks/72_which_one.ipynb.
 """
 
 import json

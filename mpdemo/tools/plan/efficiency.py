@@ -1,7 +1,7 @@
 """What fraction of its data sheet a GPU reaches, by class of kernel: as measured here, as published, or all of it.
 
 A kernel's class is what PyTorch calls for it, and with it what limits it. `MEASURED` has what is known of a family of
-GPUs; a record takes its place (mpdemo/tools/plan/records.py). Taught in notebooks/92_which_one.ipynb.
+GPUs; a record takes its place (mpdemo/tools/plan/records.py). Taught in notebooks/72_which_one.ipynb.
 """
 
 from typing import NamedTuple

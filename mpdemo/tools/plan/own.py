@@ -1,7 +1,7 @@
 """Every way to train a model: on one device, replicated, sharded, with its layers split, or in stages.
 
 Each answer comes from a step that is computed on fake tensors (own_step.py); where there is none, `NotPlanned` says
-why. Taught in notebooks/92_which_one.ipynb.
+why. Taught in notebooks/72_which_one.ipynb.
 """
 
 from dataclasses import replace

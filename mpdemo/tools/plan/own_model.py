@@ -1,7 +1,7 @@
 """The model that is planned, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
 It may also be one of the course. It is built without its numbers, however large it is, and computes on fake tensors:
-shapes, and no memory. Used by ``mpdemo plan --model``; taught in notebooks/92_which_one.ipynb.
+shapes, and no memory. Used by ``mpdemo plan --model``; taught in notebooks/72_which_one.ipynb.
 """
 
 from functools import cache

@@ -3,7 +3,7 @@
     request = PlanRequest(OwnModel("my_file.py:my_function", (4096,), tokens=True), batch=512, devices=8)
     print(table(request, compare(request)))
 
-``mpdemo plan`` prints this table. Taught in notebooks/92_which_one.ipynb.
+``mpdemo plan`` prints this table. Taught in notebooks/72_which_one.ipynb.
 """
 
 from dataclasses import replace
