@@ -51,6 +51,7 @@ def test_44_1(rank, n):
         half = (
             "is of this rank's half of the hidden layer alone" if name == "x" else "isn't a single device's"
         )
+        assert part.grad is not None, f"{where} {name} gets no gradient. What does your backward return?"
         assert close(ratio([part.grad], [wanted]), 1, 1e-3), f"{where} the gradient of {name} {half}."
     backward = len(calls) - forward
     assert backward == 1, f"{where} the backward pass has {backward} all-reduces, not one."
