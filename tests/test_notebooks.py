@@ -23,11 +23,8 @@ SECONDS = {
     path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.seconds for path in documents.notebooks()
 }
 ORDER = sorted(SECONDS, key=SECONDS.get, reverse=True)
-# what sittings have is run by day there; these notebooks go when the last of their sections has one
-REPLACED = ("91",)
-BY_DAY = [name for name in ORDER if name[:2] not in REPLACED]
 # at night all run in both places
-RUNS = [(name, "cluster" if name[:2] in ON_TWO_NODES else "this machine", False) for name in BY_DAY]
+RUNS = [(name, "cluster" if name[:2] in ON_TWO_NODES else "this machine", False) for name in ORDER]
 AT_NIGHT = [(name, place, True) for name in ORDER for place in ("this machine", "cluster")]
 SINGLE = "runs/train_single"
 
