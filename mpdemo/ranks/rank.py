@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import linecache
 import os
+import re
 import signal
 import sys
 import traceback
@@ -91,6 +92,7 @@ def describe(error, filenames) -> tuple:
     """Return an error in one line, and the frames of these files that it went through."""
     if isinstance(error, SyntaxError) and error.filename in filenames:
         return f"SyntaxError: {error.msg}", [(error.filename, error.lineno)]
-    message = traceback.format_exception_only(error)[0].strip().splitlines()[0]
+    text = traceback.format_exception_only(error)[0].strip()
+    message = re.sub(r"\n +(?=[a-z])", " ", text).splitlines()[0]  # PyTorch breaks some sentences in two
     frames = traceback.extract_tb(error.__traceback__)
     return message, [(frame.filename, frame.lineno) for frame in frames if frame.filename in filenames]

@@ -14,15 +14,22 @@ def test_20_2(rank, n):
     for number, (*values, best) in enumerate(EPOCHS):
         own = dict(zip(("loss", "accuracy"), values[rank], strict=True))
         own = own if rank == 0 else dict(reversed(own.items()))
-        means, goes_on = end_of_epoch(own, best)
+        answer = end_of_epoch(own, best)
         wait_for_all(f"the end of epoch {number}")
-        told = gathered((dict(means), bool(goes_on)))
+        told = gathered(answer)
         where = f"In epoch {number}, where the losses are {values[0][0]} and {values[1][0]}, and the best was {best},"
+        for who, returned in enumerate(told):
+            pair = (
+                isinstance(returned, tuple | list) and len(returned) == 2 and isinstance(returned[0], dict)
+            )
+            assert pair, (
+                f"{where} rank {who} returns {returned!r}. Each rank returns the means, and a truth value."
+            )
         for place, name in enumerate(("loss", "accuracy")):
             right = (values[0][place] + values[1][place]) / 2
             for who, (returned, _) in enumerate(told):
                 require_mean(returned.get(name), right, f"{where} rank {who} returns", name, values)
-        decisions = [goes for _, goes in told]
+        decisions = [bool(goes) for _, goes in told]
         apart = f"{where} rank 0 returns {decisions[0]} and rank 1 {decisions[1]}: one of them will wait for the other."
         assert decisions[0] == decisions[1], apart
         right = sum(loss for loss, _ in values) / 2 < best
