@@ -7,8 +7,9 @@ Two ranks train over gloo and save as they go. At random times, on average every
 SIGKILL, the other one ends because it has lost its partner, and both are started anew and resume. The life after the
 last kill ends with its first save. Then the same steps run once more, with neither kill nor save. ``summary.json`` has
 the seconds of a step, of each save, each life and each restart, the steps that each kill cost, the time lost up to the
-restart after the last kill, and whether both runs ended with the same weights. A server that has already imported
-PyTorch forks the ranks, so a restart is short here. Taught in notebooks/55_how_often.ipynb.
+restart after the last kill, and whether both runs ended with the same weights. This process has imported
+PyTorch and computes nothing itself before the last fork, so it forks the ranks, and a restart is short
+here. Taught in notebooks/55_how_often.ipynb.
 """
 
 import json
@@ -24,6 +25,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+import torch._dynamo  # by every optimizer; here once, before the forks
 import torch.distributed as dist
 
 from mpdemo.world.processes import be_killed_with_parent, end, lost_a_peer
@@ -36,7 +38,7 @@ ENDLESS = 10**9  # steps of a life that will be killed, and before the first sav
 
 def train(rank, folder, life, steps, every):
     """Train from the newest checkpoint to the last step (None: to the next save); rank 0 writes when each was done."""
-    be_killed_with_parent()  # which is the server that forked it
+    be_killed_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{life}", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -111,8 +113,7 @@ def lives(folder, every, kills=0, steps=None) -> list:
     """Let a run die so often and then do these steps (None: until its next save); return its lives."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    context, rows = get_context("forkserver"), []
-    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
+    context, rows = get_context("fork"), []
     for life in range(kills):
         rows.append(live(context, folder, life, (ENDLESS, every), random.expovariate(1 / BETWEEN)))
     rows.append(live(context, folder, kills, (steps, every), None))
