@@ -187,13 +187,13 @@ def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
 
 
 @pytest.mark.nightly
-def test_what_93_2_compares_with_is_what_lightning_does(monkeypatch):
+def test_what_75_1_compares_with_is_what_lightning_does(monkeypatch):
     pl = pytest.importorskip(
-        "lightning.pytorch", reason="pip install lightning: the check of 93.2 says what it does"
+        "lightning.pytorch", reason="pip install lightning: the check of 75.1 says what it does"
     )
     monkeypatch.syspath_prepend(root() / "notebooks")
-    names = runpy.run_path(str(root() / "notebooks/checks/93_programs.py"))
-    module, batches = names["task_93_2"]()
+    names = runpy.run_path(str(root() / "notebooks/checks/75_programs.py"))
+    module, batches = names["task_75_1"]()
 
     class Lightning(names["Module"], pl.LightningModule):
         """The module of the check, as one of Lightning's."""

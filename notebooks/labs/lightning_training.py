@@ -1,10 +1,10 @@
 """The course model's training as you write it in PyTorch Lightning: same images, optimizer and learning rates.
 
-    python -m mpdemo.labs.lightning_training runs/93_lightning                                 # num_nodes=1, devices=1
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.lightning_training runs/93_lightning             # 1, 2
-    srun --nodes 2 --ntasks-per-node 1 python -m mpdemo.labs.lightning_training runs/93_lightning            # 2, 1
+    python -m mpdemo.labs.lightning_training runs/75_lightning                                 # num_nodes=1, devices=1
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.lightning_training runs/75_lightning             # 1, 2
+    srun --nodes 2 --ntasks-per-node 1 python -m mpdemo.labs.lightning_training runs/75_lightning            # 2, 1
 
-Taught in notebooks/93_other_tools.ipynb. Source: https://lightning.ai/docs/pytorch/stable/common/trainer.html.
+Taught in notebooks/75_other_tools.ipynb. Source: https://lightning.ai/docs/pytorch/stable/common/trainer.html.
 """
 
 import sys

@@ -59,6 +59,7 @@ CHAPTERS = {
         "notebooks/glossary",
         "notebooks/on_a_gpu",
         "notebooks/failures",
+        "notebooks/other_tools",
         "notebooks/gpu/README",
         "notebooks/solutions/*",
     ],

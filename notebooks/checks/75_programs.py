@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 93: a trainer's arguments, a loop of Accelerate's."""
+"""Tests of the programs in notebook 75: a trainer's arguments, and a loop of Accelerate's."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import sys
@@ -26,7 +26,7 @@ class Module(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
 
 
-def task_93_2():
+def task_75_1():
     """Return a module, and ten batches: only the first four together have a gradient large enough to be clipped."""
     torch.manual_seed(0)
     sizes = 4 * [2.0] + 6 * [0.3]
@@ -37,7 +37,7 @@ def as_lightning(
     zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(3, 7, 9), clip=clip_grad_norm_
 ):
     """Train as Lightning does with accumulate_grad_batches=4; other numbers of batches make a mistake."""
-    module, batches = task_93_2()
+    module, batches = task_75_1()
     optimizer, losses = module.configure_optimizers(), []
     for number, batch in enumerate(batches):
         if number in zeros:
@@ -54,7 +54,7 @@ def as_lightning(
 
 EACH = range(10)
 WITHOUT = {"zeros": EACH, "divisors": 10 * (1,), "clips": (), "updates": EACH}  # the two arguments
-MISTAKES_13_2 = {
+MISTAKES_75_1 = {
     "the two arguments change nothing.": WITHOUT,
     "the gradients of a group are added up. Lightning divides each loss.": {"divisors": 10 * (1,)},
     "only the last batch of a group counts, since zero_grad comes before each.": {"zeros": EACH},
@@ -70,10 +70,10 @@ MISTAKES_13_2 = {
 }
 
 
-def test_93_2(rank, n):
-    module, batches = task_93_2()
+def test_75_1(rank, n):
+    module, batches = task_75_1()
     losses = fit(module, batches, 4, 0.3)
-    for mistake, wrong in MISTAKES_13_2.items():
+    for mistake, wrong in MISTAKES_75_1.items():
         same = torch.allclose(module.net.weight, as_lightning(**wrong)[0], atol=1e-6)
         assert not same, f"The weights aren't Lightning's: {mistake}"
     right, wanted = as_lightning()
@@ -84,7 +84,7 @@ def test_93_2(rank, n):
     assert losses == wanted, (
         "The weights are Lightning's, but not the losses: fit returns all ten, undivided."
     )
-    module, batches = task_93_2()
+    module, batches = task_75_1()
     fit(module, batches)
     right, _ = as_lightning(**WITHOUT)
     assert torch.equal(module.net.weight, right), (
@@ -92,7 +92,7 @@ def test_93_2(rank, n):
     )
 
 
-def task_93_3():
+def task_75_2():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     torch.manual_seed(1)
@@ -101,7 +101,7 @@ def task_93_3():
 
 def one_device(rates=2, every=4, scale=1.0, clips="each update"):
     """Return what one device learns from both processes' batches; another argument makes a mistake."""
-    model, dataset = task_93_3()
+    model, dataset = task_75_2()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     for number, (x, labels) in enumerate(DataLoader(dataset, 16), 1):
@@ -116,7 +116,7 @@ def one_device(rates=2, every=4, scale=1.0, clips="each update"):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-MISTAKES_13_3 = {
+MISTAKES_75_2 = {
     "the scheduler takes one step with each update. Accelerate's takes one for each process.": {"rates": 1},
     "the scheduler takes a step with each microbatch. Accelerate's waits for the update.": {
         "rates": 1,
@@ -135,8 +135,8 @@ MISTAKES_13_3 = {
 }
 
 
-def test_93_3(rank, n):
-    model, dataset = task_93_3()
+def test_75_2(rank, n):
+    model, dataset = task_75_2()
     sizes = []
     model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     train(model, dataset)
@@ -150,7 +150,7 @@ def test_93_3(rank, n):
     assert len({tuple(weights) for weights in gathered(own.tolist())}) == 1, (
         "The ranks end with different weights."
     )
-    for mistake, wrong in MISTAKES_13_3.items():
+    for mistake, wrong in MISTAKES_75_2.items():
         assert not torch.allclose(own, one_device(**wrong), atol=1e-5), (
             f"The weights aren't Accelerate's: {mistake}"
         )
