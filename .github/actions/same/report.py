@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-LEVELS = {"findings": "error", "harmless": "warning", "accepted": "notice"}
+LEVELS = {"findings": "error", "harmless": "warning"}
 
 
 def escaped(text, more="") -> str:
@@ -32,17 +32,14 @@ def table(record) -> list:
     for world in record["worlds"]:
         lines += ["", f"**{world['processes']} processes: {world['said']}**", ""]
         rows = [(level, row) for kind, level in LEVELS.items() for row in world[kind]]
-        cells = [["", "finding", "evidence", "line", "remedy, or why it is accepted"], ["---"] * 5]
+        cells = [["", "finding", "evidence", "line", "remedy"], ["---"] * 5]
         for level, row in rows:
-            why = row.get("reason", row["remedy"])
-            cells.append([level, f"{row['code']} {row['name']}", row["what"], row.get("where", ""), why])
+            cells.append(
+                [level, f"{row['code']} {row['name']}", row["what"], row.get("where", ""), row["remedy"]]
+            )
         lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells if rows]
         lines += ["", *(f"- {text}" for text in world["notes"])]
-    return [
-        *lines,
-        "",
-        *(f"- same.toml accepts {code}, which is not found any more" for code in record["unmatched"]),
-    ]
+    return lines
 
 
 def main(file, script):
@@ -55,14 +52,13 @@ def main(file, script):
     for world in record["worlds"]:
         for kind, level in LEVELS.items():
             for row in world[kind]:
-                why = row.get("reason", row["remedy"])
                 note(
                     level,
                     row.get("where") or script,
                     f"{row['code']} {row['name']}",
-                    f"{row['what']}\n{why}",
+                    f"{row['what']}\n{row['remedy']}",
                 )
-        if world["verdict"] == "cannot tell":
+        if world["verdict"] == "unsure":
             note("error", script, world["said"], "\n".join(world["notes"]))
     with open(os.environ["GITHUB_STEP_SUMMARY"], "a") as summary:
         print(*table(record), sep="\n", file=summary)

@@ -41,12 +41,12 @@ def check(
         In one line, if the script can't be run or an option isn't allowed.
     """
     __tracebackhide__ = True  # pytest shows the line of the test
-    from mpdemo.tools.same import accepted, command
+    from mpdemo.tools.same import command
 
     numbers = processes if isinstance(processes, Sequence) else [processes]
     given = options | {"processes": ",".join(map(str, numbers))}
     verdicts, record = command.run(command.arguments(script, args, given))
-    lines = [line for verdict in verdicts for line in command.told(verdict)] + accepted.stale(record)
-    if record["verdict"] not in ("same", "accepted"):
+    lines = [line for verdict in verdicts for line in command.told(verdict)]
+    if record["verdict"] != "same":
         raise NotTheSame("\n".join([" ".join(record["script"]), *lines]), record)
     return record

@@ -13,13 +13,21 @@ from tabulate import tabulate
 from mpdemo import __version__, foreign
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
-from mpdemo.tools.same import accepted, resume
+from mpdemo.tools.same import resume
 from mpdemo.tools.same.finding import BY_NATURE, VERDICTS
 from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.terminal import coloured, wrapped
 from mpdemo.world.devices import gpus_here
 
+BEGIN = """mpdemo same runs your training script with one process and with two: is it the same training?
+
+    mpdemo same -- train.py --batch-size {64}       {64}: 64 divided by the number of processes, where it is per process
+    mpdemo same --device cpu -- train.py            a script that is written for GPUs, on CPU processes
+    mpdemo same --resume -- train.py                stopped and started again: does it resume?
+    mpdemo same --python .venv/bin/python -- ...    the interpreter of your environment; it needs PyTorch 2.6 or later
+
+It prints same, different or unsure, the first link of a step that breaks, the line and the remedy. More: --help"""
 FORMAT = 1  # of what --json writes: another number if a name in it changes its meaning
 
 
@@ -52,11 +60,12 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Run the script, print the verdict; return 0 for the same training, 1 for another, 3 if nothing can be said."""
+    if not args.script:
+        print(BEGIN)
+        return 2
     verdicts, record = run(args)
     for verdict in verdicts:
         show(verdict)
-    for line in accepted.stale(record):
-        print(wrapped(line))
     if args.json:
         Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
     return VERDICTS[record["verdict"]]["status"]
@@ -64,14 +73,13 @@ def main(args) -> int:
 
 def run(args) -> tuple:
     """Run the script; return the verdict on each larger world, and what --json writes of them."""
-    counts, reasons = checked(args), accepted.reasons(args.script[0])
+    counts = checked(args)
     with Watcher(args) as watcher:
         verdicts = (
             [resume.verdict(watcher, counts[-1], counts[0])]
             if args.resume
             else verdicts_of(watcher, counts)
         )
-    unmatched = accepted.set_aside(verdicts, reasons)
     kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
     lists = ("findings", "harmless")
     worlds = [
@@ -86,7 +94,6 @@ def run(args) -> tuple:
         "same": kind == "same",
         "verdict": kind,
         "worlds": worlds,
-        "unmatched": unmatched,
     }
 
 
@@ -147,7 +154,7 @@ def show(verdict):
 
 def told(verdict) -> list:
     """Return what is said of a verdict, the verdict itself first."""
-    lines = [*verdict["findings"], *map(accepted.told, verdict.get("accepted", []))]
+    lines = [*verdict["findings"]]
     if verdict["harmless"]:
         lines += [
             "  Besides, without a change of the training:" if lines else "  The training is the same, but:"

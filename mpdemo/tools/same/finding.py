@@ -1,6 +1,7 @@
 """What can be found, how it is said, and how far two tensors, or all of them, are from each other."""
 
 import math
+import operator
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,15 +53,59 @@ def norm(sketches) -> float:
 def apart(a, b, share=0.1) -> tuple:
     """Return how far the tensors of two sketches are from each other, relative to their norm, and the farthest name.
 
-    A tensor that is small beside the others is measured by a share of them, or rounding would decide.
+    A tensor that is small beside the others is measured by a share of them, or rounding would decide; one that is
+    missing is zero.
     """
     total, farthest = max(norm(a), 1e-12), (0.0, "")
-    for name in a.keys() & b.keys():
-        off = max(abs(a[name][1] - b[name][1]), abs(a[name][2] - b[name][2]))
-        relative = off / (math.sqrt(a[name][0]) + share * total)
+    for name, row in a.items():
+        other = b.get(name) or [0.0] * len(row)
+        off = max(abs(x - y) for x, y in zip(row[1:-1], other[1:-1], strict=True))
+        relative = off / (math.sqrt(row[0]) + share * total)
         if not relative <= farthest[0]:  # it may be no number
             farthest = relative, name
     return farthest
+
+
+def fit(target, basis) -> tuple:
+    """Return the weights by which some sketches make up a target, if any do, and what share of it is left."""
+    columns = [
+        [x for name, row in target.items() for x in (of.get(name) or [0.0] * len(row))[1:-1]]
+        for of in basis
+    ]
+    goal = [x for row in target.values() for x in row[1:-1]]
+    size = math.sqrt(sum(x * x for x in goal))
+    if len(goal) < len(basis) + 3 or not size or not math.isfinite(size) or not all(map(any, columns)):
+        return [], 1.0
+    rows = [[sum(map(operator.mul, one, other)) for other in (*columns, goal)] for one in columns]
+    for k, row in enumerate(rows):
+        row[k] *= 1 + 1e-9  # ranks with the same gradient count alike
+    weights = solved(rows)
+    made = [sum(map(operator.mul, weights, values)) for values in zip(*columns, strict=True)]
+    return weights, math.dist(made, goal) / size
+
+
+def solved(rows) -> list:
+    """Return the solution of linear equations, by elimination."""
+    for k in range(len(rows)):
+        best = max(range(k, len(rows)), key=lambda number: abs(rows[number][k]))
+        rows[k], rows[best] = rows[best], rows[k]
+        rows[k] = [x / (rows[k][k] or 1e-30) for x in rows[k]]
+        for other, row in enumerate(rows):
+            if other != k:
+                rows[other] = [x - row[k] * y for x, y in zip(row, rows[k], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def agree(alone, *ranks) -> bool:
+    """Whether the mean of the ranks' losses is that of one process, in each part of a step."""
+    if None in alone or any(None in rank or len(rank) != len(alone) for rank in ranks):
+        return False
+    return all(distance(a, sum(own) / len(own)) < 1e-4 for a, *own in zip(alone, *ranks, strict=True))
+
+
+def numbers(values) -> str:
+    """Return some numbers as text."""
+    return " and ".join(f"{value:.4g}" for value in values)
 
 
 def shown(names) -> str:

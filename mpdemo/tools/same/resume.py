@@ -7,7 +7,7 @@ import functools
 import shutil
 import signal
 
-from mpdemo.tools.same import held
+from mpdemo.tools.same import inside
 from mpdemo.tools.same.finding import Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
@@ -47,7 +47,7 @@ def verdict(watcher, processes, other) -> dict:
     findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
     record = {"processes": processes, "said": said, "findings": findings, "harmless": [], "table": rows}
     notes += sum((stopped.notes for stopped in series), [])
-    return record | {"verdict": "not the same" if findings else "same", "notes": notes}
+    return record | {"verdict": "different" if findings else "same", "notes": notes}
 
 
 def uninterrupted(watcher, processes) -> tuple:
@@ -121,6 +121,8 @@ class StoppedTwice:
         if self.number == signal.SIGTERM and stopped.how == "silent":
             found.append(Finding("hangs", f"after the {nth} SIGTERM"))
         if difference := follow(self.whole, again):
+            loads = again.ranks[0].names("load at")
+            difference.where = next(iter(loads), difference.where)
             difference.what = f"in the {nth} resume after {self.number.name}, {difference.what}"
             found.append(difference)
         self.places.append(place_of(self.whole, again))
@@ -179,7 +181,7 @@ def follow(whole, again) -> Finding | None:
         return Finding(*wrong_start(whole, place, first))
     both = range(min(len(whole.steps) - place, len(again.steps)))
     found = next(filter(None, (in_step(whole, again, place, k) for k in both)), None)
-    return found or held.lost_in_files(whole, again, place) or printed(whole, again, place)
+    return found or inside.lost_in_files(whole, again, place) or printed(whole, again, place)
 
 
 def in_step(whole, again, place, k) -> Finding | None:
@@ -199,13 +201,13 @@ def in_step(whole, again, place, k) -> Finding | None:
     if any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
         what = f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
         return Finding("scheduler not restored" if k else "learning rate not restored", what, line)
-    if found := held.lost(whole, again, place, k):
+    if found := inside.lost(whole, again, place, k):
         return found
     off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
     if off > EQUAL:
         what = f"the gradient of {name} differs {where}"
         return Finding(
-            "random state not restored" if again.names("chance") else "weights not restored", what, line
+            "random state not restored" if again.names("chance") else "state not restored", what, line
         )
     return None
 

@@ -1,11 +1,10 @@
-"""Runs a script with one process and with several, and says whether it is the same training, and what differs."""
+"""Runs a script with several processes and with one, and says whether it is the same training, and what differs."""
 
+import functools
 import statistics
 
 from mpdemo.errors import one_line
-from mpdemo.tools.same import compare, held, steps
-from mpdemo.tools.same.compare import of_log, unequal
-from mpdemo.tools.same.failures import of_failure
+from mpdemo.tools.same import chain, ends, inside, shares
 from mpdemo.tools.same.finding import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm
 from mpdemo.tools.same.worlds import refuse
 
@@ -13,105 +12,116 @@ LONGEST = 8  # epochs at most in which the ranks are compared with each other
 
 
 class Comparison:
-    """Two worlds, what is found between them, and whether they were compared on the same rows."""
+    """A world of several and one process that begins each step with its weights, and what is found between them."""
 
-    def __init__(self, watcher, one, many, without):
-        self.watcher, self.one, self.many, self.without = watcher, one, many, set(without)
+    def __init__(self, watcher, count, many, without):
+        self.watcher, self.many, self.without = watcher, many, set(without)
         self.findings, self.notes = [], []
-        # what one process was given of the several: the order of the samples, or the rows themselves
-        self.order = ""
+        self.order = ""  # what one process was given of the several: the order of the samples, or the rows themselves
         self.compared = False
-        self.reason = incomparable(one, many)  # why nothing can be said
+        weights = sum((rank.files("weights") for rank in many.ranks), [])
+        self.run = functools.partial(watcher.run_new, count, without=self.without, forced=weights)
+        self.one = self.run()
+        if (
+            watcher.args.device
+            and not self.one.error
+            and not self.one.steps
+            and not self.one.names("spawn")
+        ):
+            watcher.devices = many.processes  # some scripts end at once where they don't see two GPUs
+            self.one = self.run()
+        self.reason = only_watched(watcher, self.one)
+        if not self.reason:
+            refuse(self.one)
+            self.reason = incomparable(self.one, many)  # why nothing can be said
         if not self.reason:
             self.compare()
         for finding in self.findings:
             finding.where = finding.where or place_of(many, finding)
 
     def compare(self):
-        """Look at the data, at the ranks of the larger world, and then at the steps of both."""
+        """Look at the rows and the ends of the ranks, then follow the chain."""
         one, many = self.one, self.many
         many.turn(one)
-        if alone := compare.not_distributed(many):
-            self.findings.append(alone)
+        if alone := shares.not_distributed(many):
+            self.findings = [alone]
             return
-        self.findings += compare.of_data(one, many)
-        if failed := of_failure(many):
+        self.findings += shares.of_data(one, many)
+        if failed := ends.of_end(many):
             self.findings = self.findings or [failed]
+            if failed.name == "fails with several" and (reason := only_watched(self.watcher, many)):
+                self.findings, self.reason = [], reason
             return
-        ranks = [*filter(None, [steps.of_ranks(one, many)])]
-        scaled = ranks if ranks and ranks[0].name in steps.SCALED else []
-        self.findings += [*compare.of_model(one, many), *(scaled or ranks)]
-        if all(finding.has("beside") for finding in self.findings if finding not in scaled):
+        self.findings += shares.of_model(one, many)
+        if all(finding.has("beside") for finding in self.findings):
             self.give_same_rows()
-            found = [*self.of_both()]
-            # the loss is a sum, and the script divides its gradient later
-            if scaled and self.compared and not found:
-                self.findings.remove(*scaled)
-            self.findings += [] if scaled else found
-        self.findings += [*compare.of_messages(many), *compare.of_files(many)]
+            self.follow()
+        self.findings += [*shares.of_messages(many), *shares.of_files(many)]
 
     def give_same_rows(self):
         """Where one process draws other samples, run it again on those of the several."""
         one, many = self.one, self.many
-        given, kept = {}, [str(rank.kept) for rank in many.replicas if rank.kept.exists()]
-        if unequal(one.in_samples, many.in_samples):
+        given, kept = {}, sum((rank.files("rows") for rank in many.replicas), [])
+        if shares.unequal(one.in_samples, many.in_samples):
             self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
         elif many.has_other_rows(one) and kept:
             self.order, given = "rows", {"rows": kept}
         if given:
-            self.one = self.watcher.run_new(one.processes, without=self.without, **given)
+            self.one = self.run(**given)
 
-    def of_both(self) -> list:
-        """Return what differs in the steps of both worlds; of other rows, only what does not depend on them."""
+    def follow(self):
+        """Follow the chain; then, where it holds, compare what is kept, saved and printed."""
         one, many = self.one, self.many
         if one.error or not one.steps:
             self.reason = f"on the rows of {many.processes} processes one fails: {one.error}"
-            return []
+            return
         seen = any(one.in_rows) and any(many.in_rows)
         same = seen and not many.has_other_rows(one)
-        numbered = many.in_samples and not unequal(one.in_samples, many.in_samples)
-        found = steps.of_steps(one, many)
-        if (
-            found
-            and found.has("rounding")
-            and one.loader is not None
-            and chance_of(one, many) <= self.without
-        ):
-            found = steps.of_steps(one, many, self.turned())
-            if not found:
-                self.compared = True
-                self.notes.append(
-                    f"rounding grows: {one} with the samples of a batch in another order differs as much"
-                )
-                return []  # nor can printed losses be compared
-        of_gradients = found and found.has("chance")
-        self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
+        numbered = many.in_samples and not shares.unequal(one.in_samples, many.in_samples)
+        self.compared = bool(same or numbered and not chance_of(one, many))
+        found = chain.first_break(one, many, self.compared)
         if self.compared:
-            return (
-                [found]
-                if found
-                else [*held.of_state(one, many), *held.of_saved(one, many), *of_log(one, many)]
-            )
+            self.findings += [found] if found else [*after(one, many)]
+            return
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
         self.notes.append(f"{what}: the gradients of the two are not compared")
         if not seen:
             self.reason = what
-        return of_other_rows(one, many)
+        self.findings += [found] if found else of_other_rows(one, many)
 
-    def turned(self):
-        """Run one process on the same batches, the samples of each in the reverse order."""
-        drawn = (self.many if self.order == "order" else self.one).batches()
-        batches = [[batch[::-1] for batch in batches] for batches in drawn]
-        return self.watcher.run_new(
-            self.one.processes, without=self.without, replay={str(self.one.loader): batches}
-        )
+
+def after(one, many):
+    """Yield what differs although the chain holds."""
+    if (
+        len(one.steps) != len(many.steps)
+        and one.how == many.how == "ended"
+        and not many.names("more epochs")
+    ):
+        what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
+        yield Finding("other steps", what, many.steps[-1][0]["where"])
+        return
+    yield from inside.of_state(one, many)
+    yield from inside.of_saved(one, many)
+    yield from shares.of_log(one, many)
+
+
+def only_watched(watcher, world) -> str:
+    """Return what is said of a script that fails only while it is watched, or an empty text."""
+    if not world.error or world.names("spawn"):
+        return ""
+    again = watcher.run(world.processes, plain=True, limit=min(20, watcher.args.timeout))
+    said = f"the script fails with {world} while it is watched, and not without: {world.error}"
+    return "" if again.error else said
 
 
 def place_of(many, finding) -> str:
     """Return the line where the loader or the optimizer is made that a finding is about."""
     first = many.ranks[0]
-    places = {"S1": [note["line"] for note in first.passes(many.loader)], "S3": first.names("optimizer at")}
-    return next(iter(places.get(finding.record()["code"][:2], [])), "")
+    which = "taken_at" if finding.name == "no set_epoch" else "line"
+    rows = [*(note[which] for note in first.passes(many.loader)), *first.names("loader at")]
+    return next(
+        iter({"S1": rows, "S3": first.names("optimizer at")}.get(finding.record()["code"][:2], [])), ""
+    )
 
 
 def incomparable(one, many) -> str:
@@ -124,7 +134,7 @@ def incomparable(one, many) -> str:
     ]
     other = [name for name in shapes[0] if name in shapes[1] and shapes[0][name] != shapes[1][name]]
     if other:
-        return f"the script splits its model itself: {compare.shown(other)} have other shapes with {many.processes}"
+        return f"the script splits its model itself: {shares.shown(other)} have other shapes with {many.processes}"
     return ""
 
 
@@ -133,40 +143,36 @@ def of_other_rows(one, many) -> list:
     pairs = list(zip(one.sums, many.sums, strict=False))
     ratios = [norm(b["gradients"]) / max(norm(a["gradients"]), 1e-12) for a, b in pairs]
     ratio = statistics.median(ratios)
-    name = steps.multiple(ratio, many, near=0.15)
+    name = chain.multiple(ratio, many, near=0.15)
     what = f"the gradients are {ratio:.3g} times as large as those of one process"
     return [Finding(name, what)] if name and max(ratios) < 1.5 * min(ratios) else []
 
 
 def verdicts_of(watcher, counts) -> list:
-    """Run the script with each number of processes, then with the first; compare."""
+    """Run the script with each larger number of processes, and compare each with the first number."""
     without = watcher.args.without
-    several = [watcher.run_new(count, without=without, longest=LONGEST) for count in counts[1:]]
-    one = watcher.run_new(counts[0], without=without)
-    if watcher.args.device and not one.error and not one.steps and not one.names("spawn"):
-        watcher.devices = max(counts)  # some scripts end at once where they don't see two GPUs
-        one = watcher.run_new(counts[0], without=without)
-    refuse(one)
-    return [verdict(watcher, one, many) for many in several]
+    return [
+        verdict(watcher, counts[0], watcher.run_new(count, without=without, longest=LONGEST))
+        for count in counts[1:]
+    ]
 
 
-def verdict(watcher, one, many) -> dict:
+def verdict(watcher, count, many) -> dict:
     """Compare two worlds; what differs by nature is switched off on a second try."""
-    found = Comparison(watcher, one, many, watcher.args.without)
-    chance, notes = chance_of(one, many) - found.without, []
-    drawn = {name: compare.of_chance(one, many, name) for name in sorted(chance)}
+    found = Comparison(watcher, count, many, watcher.args.without)
+    one, chance, notes = found.one, chance_of(found.one, many) - found.without, []
+    drawn = {name: shares.of_chance(one, many, name) for name in sorted(chance)}
     serious = any(not (f.has("chance") or f.has("beside") or f.has("note")) for f in found.findings)
     differs = not found.compared or any(finding.has("chance") for finding in found.findings)
     if chance and differs and not serious and not found.reason:
         without = found.without | chance
-        one, many = (
-            watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes)
-        )
-        found = Comparison(watcher, one, many, without)
-        chance -= {"draws"} - chance_of(one, many)  # they were those of dropout
+        many = watcher.run_new(many.processes, without=without, record=True)
+        found = Comparison(watcher, count, many, without)
+        chance -= {"draws"} - chance_of(found.one, many)  # they were those of dropout
         own = {name: ": each rank draws its own" * (drawn[name] is True) for name in sorted(chance)}
         notes = [f"{BY_NATURE[name]}{own[name]}; switched off for the comparison" for name in own]
     found.findings += [alike for alike in drawn.values() if isinstance(alike, Finding)]
+    notes += [alike for alike in drawn.values() if isinstance(alike, str)]
     return judged(found, notes, watcher.args.strict)
 
 
@@ -183,8 +189,7 @@ def judged(found, notes, strict) -> dict:
     given = GIVEN.get(found.order)
     if given:
         notes.append(given[0].format(one=one, many=many.processes))
-    seen = found.compared or any(steps.factor(sums)[0] is not None for sums in many.sums)
-    kind = "not the same" if findings else "same" if seen and not found.reason else "cannot tell"
+    kind = "different" if findings else "same" if many.steps and not found.reason else "unsure"
     said = VERDICTS[kind]["said"]
     if kind == "same" and given and found.compared:
         said += given[1]
@@ -193,7 +198,7 @@ def judged(found, notes, strict) -> dict:
     notes += found.notes + [
         f"{name} is computed by all-reduces on CPUs" for name in sorted(many.names("emulated"))
     ]
-    if kind != "not the same" and (left := not_examined(one, many)):
+    if kind != "different" and (left := not_examined(one, many)):
         notes.append(f"not examined: {left}")
     record = {
         "processes": many.processes,
@@ -211,12 +216,15 @@ def not_examined(one, many) -> str:
     longest = max((len(note["batches"]) for note in many.ranks[0].passes(many.loader)), default=0)
     if many.loader is not None and longest > one.order["batches"] and not many.names("whole"):
         found.append(f"batches after number {one.order['batches']} of an epoch")
+    found += sorted(
+        f"what {name} looks at" for name in one.names("not examined") | many.names("not examined")
+    )
     if one.names("cut"):
-        found.append(f"what follows step {ends(one, many)[0]}")
+        found.append(f"what follows step {told_of(one, many)[0]}")
     return ", ".join(found)
 
 
-def ends(one, many) -> list[int]:
+def told_of(one, many) -> list[int]:
     """Return up to which step each world is told of: how many more epochs it sees depends on the machine's speed."""
     steps = [len(one.steps), len(many.steps)]
     more = [int(step) for step in one.names("more epochs") | many.names("more epochs")]
@@ -225,7 +233,7 @@ def ends(one, many) -> list[int]:
 
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
-    told = ends(one, many)
+    told = told_of(one, many)
     pairs = list(zip(one.sums[: told[0]], many.sums[: told[1]], strict=False))
     far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
     rows = {"processes": [one.processes, many.processes], "steps": told}
@@ -250,9 +258,5 @@ def rate(world, last) -> str:
 
 
 def messages(world) -> str:
-    """Return how many collectives a step has; DDP makes its own below Python, where they aren't counted."""
-    last = world.steps[-1][0]
-    calls, parts = sum(last["calls"].values()), len(last["parts"])
-    if not (synced := sum(bool(part["synced"]) for part in last["parts"])):
-        return str(calls)
-    return f"{calls} + DDP's" + (f" in {synced} of {parts} microbatches" if parts > 1 else "")
+    """Return how many collectives a step has, those of DDP and FSDP as well."""
+    return str(sum(world.steps[-1][0]["calls"].values()))

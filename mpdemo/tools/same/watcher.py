@@ -104,7 +104,8 @@ class Watcher:
         """Run the script once; a folder of an earlier run holds what that run wrote.
 
         `given` may hold what one process shall train on: `replay`, the samples of each batch of a loader by their
-        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files. With
+        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files. `forced`
+        are files with the weights that each step begins with; `plain` runs the script unwatched. With
         `beyond` the run ends when it has made twice the steps to its first file, and so many more.
         """
         self.runs += 1
@@ -124,7 +125,16 @@ class Watcher:
             "notes": str(notes),
         }
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
-        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0, "longest": 0} | given
+        order |= {
+            "replay": {},
+            "rows": [],
+            "record": False,
+            "beyond": 0,
+            "longest": 0,
+            "forced": [],
+            "plain": False,
+        }
+        order |= given
         order |= {"devices": max(self.devices, processes)}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers

@@ -8,27 +8,29 @@ from collections import Counter
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.tools.same.failures import LEFT, MISFIT
+from mpdemo.tools.same.ends import LEFT, MISFIT
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
 LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 NEAR = 1e-3  # relative: rows that were computed from the same numbers, in another order
-WRAPPERS = ("wrapper", "called", "noted")  # of functions, PyTorch's and ours
 TRACED = re.compile(r'File "(.*)", line (\d+), in ')
-FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
 
 
 class Rank:
     """What one rank did, by kind of note."""
 
     def __init__(self, folder, rank):
-        files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack")]
+        files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err")]
         texts = [file.read_text(errors="replace") if file.exists() else "" for file in files]
-        notes, self.out, self.err, self.stack = texts
+        notes, self.out, self.err = texts
         # the last may be cut
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
-        self.steps, self.kept = self.of("step"), folder / f"{rank}.rows"
+        self.steps, self.folder, self.number = self.of("step"), folder, rank
+
+    def files(self, name) -> list:
+        """Return the file in which a rank has kept its rows or its weights, if there is one."""
+        return [str(file)] if (file := self.folder / f"{self.number}.{name}").exists() else []
 
     def of(self, kind) -> list:
         return [note for note in self.notes if note["kind"] == kind]
@@ -47,17 +49,6 @@ class Rank:
             states.setdefault(note["where"], set()).add(note["state"])
             sizes[note["where"]] += note["size"]
         return states, sizes
-
-    def waits(self, folder) -> tuple:
-        """Return in which function of PyTorch a rank waits, and in which line of the script."""
-        frames = FRAME.findall(self.stack)
-        own = next(
-            (k for k, (file, *_) in enumerate(frames) if file[0] not in "/<" or str(folder) in file), None
-        )
-        if not own:
-            return "", ""
-        name = next((name for _, _, name in reversed(frames[:own]) if name not in WRAPPERS), "")
-        return name.strip("_"), f"{Path(frames[own][0]).name} line {frames[own][1]}"
 
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
@@ -140,8 +131,32 @@ class World:
     @functools.cached_property
     def sums(self) -> list:
         """For each step and each kind of tensor, the sketches of the whole tensors by parameter."""
-        kinds = ("gradients", "local", "weights")
-        return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
+        kinds = ("gradients", "averaged", "local", "weights")
+        return [
+            {
+                kind: whole([rank[kind] for rank in ranks], [rank["weights"] for rank in ranks])
+                for kind in kinds
+            }
+            for ranks in self.steps
+        ]
+
+    def own(self, k) -> list:
+        """Return the gradient that each replica has computed in a step."""
+        parts = [
+            [self.ranks[r].steps[k] for r in set(self.shared[self.ranks.index(rank)]) or {rank.number}]
+            for rank in self.replicas
+        ]
+        return [whole([r["local"] for r in part], [r["weights"] for r in part]) for part in parts]
+
+    @property
+    def kept(self) -> int:
+        """The number of steps of which the weights were kept."""
+        return min((note["steps"] for rank in self.ranks for note in rank.of("kept")), default=0)
+
+    @property
+    def tied(self) -> list:
+        """The names of parameters that are one."""
+        return next((note["tied"] for note in self.ranks[0].of("start")[::-1]), [])
 
     @functools.cached_property
     def untrained(self) -> dict:
@@ -229,19 +244,22 @@ def near(alone, together) -> bool:
     return all(abs(x - y) <= NEAR * size for a, b, size in pairs for x, y in zip(a, b, strict=True))
 
 
-def whole(ranks) -> dict:
-    """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter."""
+def whole(ranks, weights=()) -> dict:
+    """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter.
+
+    A gradient that one lacks of those that have the weights is zero.
+    """
     parts = {}  # by name and place: what each replica has of it
     for rank in ranks:
-        for name, (*numbers, place) in rank.items():
-            parts.setdefault(name, {}).setdefault(place, []).append(numbers)
+        for name, (*row, place) in rank.items():
+            parts.setdefault(name, {}).setdefault(place, []).append(row)
     found = {}
     for name, of_name in parts.items():
-        means = [
-            [sum(numbers) / len(numbers) for numbers in zip(*same, strict=True)]
-            for same in of_name.values()
-        ]
-        found[name] = [sum(numbers) for numbers in zip(*means, strict=True)]
+        means = []
+        for place, rows in of_name.items():
+            have = sum(name in rank and place in ("", rank[name][-1]) for rank in weights)
+            means.append([sum(of) / max(have, len(rows)) for of in zip(*rows, strict=True)])
+        found[name] = [*map(sum, zip(*means, strict=True)), ""]
     return found
 
 

@@ -15,6 +15,7 @@ from .rows import rows_of
 
 MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
+WARM_UP = 16  # times as many batches at most, while a learning rate rises
 QUICK = 6.0  # seconds in which a world may look at more epochs
 loaders, datasets, fetchers, passes = [], {}, set(), collections.Counter()
 lines = {}  # by id of a loader: where it was made
@@ -73,6 +74,7 @@ class Noted:
             samples=samples,
             root=root,
             line=self.line,
+            taken_at=where.here(),
         )
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
@@ -113,7 +115,13 @@ def watch():
 
     def take(iterator):
         sampler, number = private_torch.batch_sampler(iterator), private_torch.yielded(iterator)
-        if isinstance(sampler, Noted) and number >= ORDER["batches"] and sampler.key not in now.whole:
+        warms_up = now.rising and number < WARM_UP * ORDER["batches"]
+        if (
+            isinstance(sampler, Noted)
+            and number >= ORDER["batches"]
+            and sampler.key not in now.whole
+            and not warms_up
+        ):
             if not where.takes_one():
                 raise StopIteration
             now.whole.add(sampler.key)
@@ -121,7 +129,8 @@ def watch():
         try:
             batch = next_batch(iterator)
         except StopIteration:
-            note("end of data", number=number, where=where.here())
+            key = getattr(sampler, "key", None)
+            note("end of data", number=number, where=where.here(), loader=key)
             raise
         now.update(batch=[], loaded=True)
         if now.iterator is not iterator:
@@ -138,15 +147,21 @@ def watch():
     private_torch.replace_batch_samplers(noted)
     private_torch.LoaderIterator.__next__ = take
     fetcher.fetch = fetch(fetcher.fetch, "augmentation" in ORDER["without"])
-    before(DataLoader, "__init__", lambda loader, *_, **__: lines.update({id(loader): where.here()}))
+    before(DataLoader, "__init__", made)
     before(torch.optim.lr_scheduler.LRScheduler, "step", scheduled)
+
+
+def made(loader, *_, **__):
+    """Note where a loader is made."""
+    lines[id(loader)] = where.here()
+    note_once("loader at", where.here())
 
 
 def scheduled(*_, **__):
     """Count the steps of schedulers; until one has changed a learning rate, there is something to wait for."""
     now.scheduled += 1
     note_once("scheduler at", where.here())
-    now.waiting = len(now.rates) < 2
+    now.waiting = len(now.seen_rates) < 2
 
 
 def fetch(function, off):

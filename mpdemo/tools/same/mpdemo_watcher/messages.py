@@ -1,4 +1,4 @@
-"""Sees the collectives that a script and PyTorch's wrappers call, and runs what would start processes of its own."""
+"""Sees every collective, whoever sends it, and every tensor that is written in place."""
 
 import collections
 import math
@@ -13,31 +13,46 @@ import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from . import rows, sketch
+from . import sketch, state
 from .notes import ORDER, before, note_once, now
-from .private_torch import of_dtensors
+from .private_torch import DispatchMode, tree_leaves
 from .where import calling, here
 
 calls = collections.Counter()  # since the last step
-COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
-COLLECTIVES += (
-    " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
-)
-ALSO = "barrier monitored_barrier all_gather_object gather_object broadcast_object_list scatter_object_list all_to_all"
-
 SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers
+ALIKE = ("allreduce", "all_reduce", "broadcast", "allgather")  # whose shapes must be the same in all ranks
+QUIET = ("wait", "send", "recv", "barrier")  # not told in the table
+
+
+class Messages(DispatchMode):
+    """Sees what reaches PyTorch's dispatcher: the script's calls, and those of DDP, FSDP and DTensor."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.partition(".")[0]
+        if "c10d" in function.namespace and ORDER["processes"] > 1:
+            sent(name.strip("_"), args)
+        found = function(*args, **(kwargs or {}))
+        if name[-1] == "_" and not (now.inside or now.depth or now.backward or now.stepping):
+            state.wrote(args)
+        return found
+
+
+def sent(name, args):
+    """Note a collective that the other ranks have to make, too."""
+    if name.startswith(("wait", "wrap", "send", "recv")):
+        return
+    shapes = [list(x.shape) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+    calling(name, str(shapes[-1]) if shapes and name.startswith(ALIKE) else "")
+    if not name.startswith(QUIET):
+        calls.update([name])
+        now.sent = now.sent if now.backward else here()
 
 
 def watch():
-    """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
-    for name in COLLECTIVES.split():
-        for module in (dist, of_dtensors):
-            before(module, name, counted(name))
-    for name in ALSO.split():
-        before(dist, name, lambda *_, name=name, **__: calling(name))
+    """See what wraps a model, and over which ranks it averages."""
     before(DistributedDataParallel, "__init__", wrapped)
     before(DistributedDataParallel, "no_sync", lambda *_: note_once("no_sync", here()))
-    before(DistributedDataParallel, "forward", forward)
+    before(DistributedDataParallel, "forward", entered)
     before(
         DistributedDataParallel,
         "register_comm_hook",
@@ -53,35 +68,18 @@ def watch():
         before(module, "init_device_mesh", arranged)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, spawn)
+    Messages().__enter__()  # to the end of this thread
 
 
-def counted(name):
-    """Count a collective, and note whether it cuts a tensor off from its gradient."""
-
-    def count(*args, **_):
-        calls.update([name])
-        if name not in ("send", "recv"):
-            calling(name, shape_of(args) if name in ("all_reduce", "broadcast", "all_gather") else "")
-        for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
-            cut = tensor.requires_grad or "gather" in name and rows.is_made(tensor)
-            if cut and torch.is_grad_enabled() and not now.backward:
-                note_once("no gradient", name)
-                note_once("cut at", here())
-
-    return count
-
-
-def shape_of(args) -> str:
-    """Return the shape of the last tensor that a collective is given."""
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    return str(list(tensors[-1].shape)) if tensors else ""
+def entered(*_, **__):
+    """Note that this round goes through a wrapper."""
+    now.entered |= torch.is_grad_enabled()
 
 
 def wrapped(_, module=None, *__, process_group=None, device_mesh=None, **___):
     """Note DDP, what it averages, and over how many ranks."""
     note_once("wrapped", "DDP")
     note_once("wrapped at", here())
-    calling("DistributedDataParallel")
     for parameter in module.parameters() if module is not None else ():
         (sketch.wrapped if parameter.requires_grad else sketch.frozen).add(id(parameter))
     averages_over(process_group.size() if process_group else device_mesh and device_mesh.size())
@@ -91,12 +89,6 @@ def averages_over(size):
     """Note that a wrapper averages gradients over a part of the ranks only."""
     if size and size < ORDER["processes"]:
         note_once("part of the ranks", size)
-
-
-def forward(model, *_, **__):
-    """Note whether DDP averages in the backward pass that follows."""
-    if torch.is_grad_enabled():
-        now.synced = bool(model.require_backward_grad_sync)
 
 
 def split(module, device_mesh=None, *_, **__):

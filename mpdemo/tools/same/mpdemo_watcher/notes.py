@@ -5,60 +5,34 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
 
 ORDER = {}  # what is run, how much of it, and where the notes are written
 
 
-@dataclass
-class Now:
-    """Where this rank is, and what it has noted since its last step."""
-
-    steps: int = 0
-    read_from: tuple = (None, 0)  # of which loader's samples its last batch is, in which pass over them
-    epoch: int = 0  # how often any loader has begun
-    iterator: Any = None
-    loaded: bool = False  # whether a loader has given a batch
-    batch: list = field(default_factory=list)  # the hashes of its rows
-    row: list = field(default_factory=list)  # the rows of the model's call that runs
-    rows: list = field(default_factory=list)
-    # of training, if a backward pass follows and no others were seen
-    eval_rows: list = field(default_factory=list)
-    targets: list = field(default_factory=list)
-    depth: int = 0  # of calls of modules
-    backward: int = 0  # of backward passes
-    parts: list = field(default_factory=list)  # the backward passes since the last step
-    synced: bool | None = None
-    terms: int = 0
-    states: Any = None  # of the random numbers, to see whether one is drawn
-    draws: int = 0
-    drawing: str = "draws"  # what random numbers are for, as --without names it
-    weights: dict = field(default_factory=dict)
-    gradients: dict = field(default_factory=dict)
-    largest: dict = field(default_factory=dict)
-    rates: set = field(default_factory=set)
-    scheduled: int = 0
-    waiting: bool = False
-    made: int = 0  # calls that other ranks have to make, too
-    backwards: int = 0  # passes so far
-    # sketches of the gradients when the last backward pass was over
-    averaged: dict = field(default_factory=dict)
-    values: list = field(default_factory=list)  # of the rows: norm and projection of each
-    columns: list = field(
-        default_factory=list
-    )  # the same by second dimension, which is the batch in some models, or without padding
-    begun: float = 0.0  # when the script began
-    slow: bool = False  # whether it takes too long to look for more state
-    whole: set = field(default_factory=set)  # loaders of which the script asks for all batches, one by one
-
-    def update(self, **new):
-        """Note several things at once."""
-        for name, value in new.items():
-            setattr(self, name, value)
-
-
-now = Now()
+# Where this rank is, and what it has noted in its round: from a forward pass to the next one after a step.
+# Numbers: steps, epochs (how often a loader has begun), how deep in hooks, modules and backward passes it is, passes
+# so far, terms of the losses, draws by row, steps of schedulers, calls that others make, the optimizer that stepped.
+COUNTS = "steps epoch inside depth backward backwards terms draws scheduled made optimizer last_rate begun"
+# Whether the round has begun, a step lies in a backward pass, a wrapper was entered, the learning rate rises, a
+# scheduler has still to act, a loader has given a batch.
+FLAGS = "open early entered rising waiting loaded"
+# Optimizers that step; the hashes of the batch's rows, of the running call's, of all calls' and of those without
+# training; targets of a replay; backward passes; learning rates; of the rows their numbers, and the same by columns.
+LISTS = "stepping batch row rows eval_rows targets parts rates values columns"
+now = SimpleNamespace(
+    **dict.fromkeys(COUNTS.split(), 0),
+    **dict.fromkeys(FLAGS.split(), False),
+    **{name: [] for name in LISTS.split()},
+    **{name: {} for name in ("weights", "gradients", "averaged")},  # sketches
+    **{name: set() for name in ("stepped", "seen_rates", "whole")},  # parameters; rates; loaders
+    read_from=(None, 0),  # of which loader's samples its last batch is, in which pass over them
+    **dict.fromkeys(("iterator", "states")),  # over the loader; of the random numbers
+    sent="",
+    where="",
+    drawing="draws",  # lines of the last collective and step; what is drawn
+)
+now.update = vars(now).update
 
 
 def note(kind, **what):
@@ -76,13 +50,32 @@ def number_of(known, thing) -> int:
     return known.setdefault(id(thing), (len(known), thing))[0]
 
 
+def guarded(action):
+    """Let a hook that fails say so, and leave the script alone."""
+
+    @functools.wraps(action)
+    def tried(*args, **options):
+        now.inside += 1
+        try:
+            return action(*args, **options)
+        except PermissionError:  # of a file outside the run's folder
+            raise
+        except Exception as error:
+            note_once("not examined", f"{action.__name__} ({type(error).__name__})")
+        finally:
+            now.inside -= 1
+
+    return tried
+
+
 def before(owner, name, action):
     """Call an action with the arguments of a function of a module or class, before the function itself."""
     if function := getattr(owner, name, None):
+        act = guarded(action)
 
         @functools.wraps(function)
         def called(*args, **options):
-            action(*args, **options)
+            act(*args, **options)
             return function(*args, **options)
 
         setattr(owner, name, called)

@@ -3,6 +3,7 @@
 tests/test_private_pytorch.py tries each by its name.
 """
 
+import functools
 import gc
 import sys
 
@@ -10,12 +11,23 @@ import torch
 import torch.distributed._functional_collectives as of_dtensors
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as of_fsdp
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as part_of
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as no_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
-__all__ = ["Fetcher", "LoaderIterator", "of_dtensors", "of_fsdp", "part_of", "tree_leaves", "tree_map"]
+__all__ = [
+    "DispatchMode",
+    "Fetcher",
+    "LoaderIterator",
+    "no_modes",
+    "of_fsdp",
+    "part_of",
+    "tree_leaves",
+    "tree_map",
+]
 SentTensor = of_dtensors.AsyncCollectiveTensor  # a tensor that is on its way, until its values are used
 COMPILED = "_orig_mod"  # where a compiled model holds the one that was given
 
@@ -35,14 +47,14 @@ def number_of_storage(storage) -> int:
     return storage._cdata
 
 
+def whole_of(tensor):
+    """Return the tensor of which another one is a view."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def yielded(iterator) -> int:
     """Return how many batches an iterator over a loader has given."""
     return iterator._num_yielded
-
-
-def version(tensor) -> int:
-    """Return how often a tensor was changed in place."""
-    return tensor._version
 
 
 def forget_driver(init):
@@ -60,3 +72,39 @@ def has_pipeline() -> bool:
     """Whether this process has made a stage of a pipeline."""
     stage = sys.modules.get("torch.distributed.pipelining.stage")
     return bool(stage) and any(isinstance(thing, stage._PipelineStageBase) for thing in gc.get_objects())
+
+
+def do_not_compile():
+    """Run modules as they are written: what a compiled one does inside cannot be seen.
+
+    Only a tensor that tensor parallelism is still sending enters compiled code, as it would: it may lose its gradient.
+    """
+    compile_it = torch.compile
+    compiled = functools.cache(lambda: compile_it(lambda tensor: tensor * 1, backend="aot_eager"))
+
+    def enter(thing):
+        with no_modes():  # the compiler leaves code alone that a mode sees
+            return compiled()(thing) if is_sent(thing) else thing
+
+    def as_it_is(model=None, **_):
+        if model is None:
+            return torch.compile  # a decorator with options: this function again
+        if isinstance(model, torch.nn.Module):
+            torch.nn.Module.compile(model)  # it compiles how the model is called, by this function
+            object.__setattr__(model, COMPILED, model)  # where scripts look for it
+            return model
+
+        @functools.wraps(model)
+        def called(*args, **options):
+            if any(map(is_sent, tree_leaves((args, options)))):
+                args, options = tree_map(enter, (args, options))
+            return model(*args, **options)
+
+        return called
+
+    torch.compile = as_it_is
+
+
+def is_sent(thing) -> bool:
+    """Whether a tensor that wants a gradient is still on its way from other ranks."""
+    return isinstance(thing, SentTensor) and thing.requires_grad and torch.is_grad_enabled()

@@ -5,11 +5,12 @@ from ctypes import string_at
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from . import chance, sketch, where
-from .notes import ORDER, note, now, number_of
+from .notes import ORDER, guarded, note, note_once, now, number_of
 from .private_torch import number_of_storage, tree_leaves, tree_map
 
 LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
@@ -18,6 +19,7 @@ ROOM = 256 * 2**20  # bytes of rows that a rank keeps for a replay
 MEASURED = 4096  # rows of a call of which norm and projection are noted
 RECENT = 8  # results of modules that are known when they enter another one
 WRAPPERS = (DistributedDataParallel,)
+local = sketch.local_part
 begin = []  # what is done before an outermost call
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
 made = {}  # the last storages that modules with weights have returned: no rows of the data
@@ -69,11 +71,6 @@ def is_made(tensor) -> bool:
     return tensor.layout is torch.strided and number_of_storage(local(tensor).untyped_storage()) in made
 
 
-def local(tensor):
-    """Return this rank's part of a tensor."""
-    return tensor.to_local() if hasattr(tensor, "placements") else tensor
-
-
 def is_outermost(module) -> bool:
     """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
     if now.depth or now.backward or not torch.is_grad_enabled():
@@ -89,13 +86,17 @@ def watch():
     def called(module, *args, **options):
         outermost = is_outermost(module)
         if outermost:
-            args, options = enter(module, args, options)
+            args, options = enter(module, args, options) or (args, options)
         watched = outermost or now.depth > 0  # not a loss, nor a call without gradients
         now.depth += watched
         try:
             output = call(module, *args, **options)
         finally:
             now.depth -= watched
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            note_once("dtype", str(output.dtype).removeprefix("torch."))
+        if isinstance(module, FSDPModule):
+            note_once("wrapped", "FSDP2")
         if not now.steps:
             compare_later(module, (args, options), output)
         if not now.depth:
@@ -112,13 +113,15 @@ def watch():
         setattr(functional, name, loss(getattr(functional, name), name))
 
 
+@guarded
 def enter(module, args, options):
     """Note the rows of an outermost call, or give it those of a replay."""
-    for action in begin:
-        action()
     chance.drawn()
     if id(module) not in models:
         meet(module)
+    if not now.stepping:
+        for action in begin:
+            action()
     number = models[id(module)][0]
     if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
@@ -160,6 +163,7 @@ def meet(module):
     )
 
 
+@guarded
 def remember(module, output):
     """Know what a module has computed with weights: it is no data when it enters another one."""
     if next(module.parameters(), None) is None:
@@ -189,6 +193,7 @@ def measured(tensors, size) -> list:
     return [[float(f"{a:.7g}"), float(f"{b:.7g}")] for a, b in zip(flat.norm(dim=1), mixed, strict=True)]
 
 
+@guarded
 def compare_later(module, given, output):
     """Note for each row what a module was given and what it returned, in the first step."""
     name = inside.get(id(module))

@@ -6,7 +6,6 @@ a script knows nothing, ends what is left if a script kills the server.
 
 import atexit
 import contextlib
-import faulthandler
 import os
 import platform
 import runpy
@@ -25,7 +24,6 @@ from . import watch
 from .notes import has_ended
 
 GRACE = 10.0  # seconds for the other ranks when one has ended
-WHERE = signal.SIGRTMAX - 3  # asks a rank that hangs where it waits
 family = SimpleNamespace(**runpy.run_path(sys.argv[3]))  # of mpdemo, which may not be installed here
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -58,8 +56,6 @@ def fork(order, rank, port, owner) -> int:
         ):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), place)
         sys.stdout.reconfigure(line_buffering=True)
-        stack = os.open(f"{order['notes']}/{rank}.stack", os.O_WRONLY | os.O_CREAT)
-        faulthandler.register(WHERE, stack, all_threads=False)
         watch.run(order, rank)
         status = 0
         atexit._run_exitfuncs()
@@ -95,8 +91,6 @@ def world(order, owner) -> dict:
         if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
             break
     living = [rank for rank in ranks if rank not in ended]
-    family.send(living, WHERE)
-    time.sleep(0.3 if living else 0.0)
     family.end_children(living)  # with what they have started, and what those that have ended have left
     return {"how": "ended" if len(statuses) == len(ranks) else "silent", "statuses": statuses}
 

@@ -1,6 +1,6 @@
 """Linear sketches of gradients and weights: the mean of the ranks' sketches is the sketch of the mean.
 
-So no rank has to see another's tensors. A sketch is [squared norm, two projections, which part of the tensor it is];
+So no rank has to see another's tensors. A sketch is [squared norm, six projections, which part of the tensor it is];
 the sketches of the parts of a sharded tensor add up to the sketch of the whole.
 """
 
@@ -18,14 +18,16 @@ held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
 # ids of what DDP averages, and of what wanted no gradient when DDP was built
 wrapped, frozen = set(), set()
-clipped = {}  # by id: sketches of the gradient before and after it was clipped
+reduced = set()  # ids of those of which FSDP2 told the gradients before it reduced them
+tied = []  # names of parameters that are one
+SIZE = 6  # projections
 
 
 @functools.cache
 def random_vectors(length, device, dtype):
-    """Return two random vectors, the same ones in every process."""
+    """Return some random vectors, the same ones in every process."""
     chance = torch.Generator().manual_seed(length)
-    return torch.randn(2, length, generator=chance, dtype=torch.float64, device="cpu").to(device, dtype)
+    return torch.randn(SIZE, length, generator=chance, dtype=torch.float64, device="cpu").to(device, dtype)
 
 
 @torch.no_grad()
@@ -36,35 +38,47 @@ def sketch(tensor):
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    part, offset = tensor, (0,) * tensor.dim()
-    if hasattr(tensor, "placements"):
-        split = [
-            p
-            for k, p in enumerate(tensor.placements)
-            if tensor.device_mesh.size(k) > 1 and not p.is_replicate()
-        ]
-        if not all(type(p) is Shard and p.dim < 2 for p in split):
-            return None
-        _, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
-        part = tensor.to_local()
-    if part.numel() and not part.untyped_storage().size():  # FSDP has freed it
+    place = place_of(tensor)
+    part = local_part(tensor)
+    # FSDP has freed it, or it is cut in another way
+    if place is None or part.numel() and not part.untyped_storage().size():
         return None
-    where = "" if part.shape == tensor.shape else ",".join(map(str, offset))
+    where = ",".join(str(cut.start) for cut in place)
     if not part.numel():
-        return [0.0, 0.0, 0.0, where]
+        return [0.0] * (SIZE + 1) + [where]
     rows = tensor.shape[0] if tensor.dim() else 1
     columns = math.prod(tensor.shape) // rows
-    top = offset[0] if offset else 0
-    left = offset[1] * (columns // tensor.shape[1]) if len(offset) > 1 else 0
+    top = place[0].start if place else 0
+    left = place[1].start * (columns // tensor.shape[1]) if len(place) > 1 else 0
     matrix = part.reshape(part.shape[0] if part.dim() else 1, -1)
     if matrix.dtype != torch.float64:
         matrix = matrix.float()
     across = random_vectors(columns, matrix.device, matrix.dtype)[:, left : left + matrix.shape[1]]
     below = random_vectors(rows, matrix.device, torch.float64)[:, top : top + matrix.shape[0]]
-    first, second = (
-        float(down @ (matrix @ right).double()) for down, right in zip(below, across, strict=True)
-    )
-    return [float(torch.linalg.vector_norm(matrix)) ** 2, first, second, where]
+    numbers = ((matrix @ across.T).double() * below.T).sum(0).tolist()
+    return [float(torch.linalg.vector_norm(matrix)) ** 2, *numbers, where]
+
+
+def local_part(tensor):
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def place_of(tensor) -> tuple | None:
+    """Return which part of a tensor this rank has, empty for all of it; None where it is not cut into blocks."""
+    if not hasattr(tensor, "placements"):
+        return ()
+    split = [
+        p
+        for k, p in enumerate(tensor.placements)
+        if tensor.device_mesh.size(k) > 1 and not p.is_replicate()
+    ]
+    if not all(type(p) is Shard and p.dim < 2 for p in split):
+        return None
+    shape, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(shape) == tuple(tensor.shape):
+        return ()
+    return tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
 
 
 def name_of(key) -> str:
@@ -74,7 +88,7 @@ def name_of(key) -> str:
 
 def is_trained(key) -> bool:
     """Whether an optimizer holds a parameter, or it has a gradient, which an optimizer unknown to PyTorch may use."""
-    return key in known and (key in held or key in local)
+    return key in known and (key in held or key in local or not held)
 
 
 def weights() -> dict:
@@ -97,39 +111,17 @@ def untrained(modules) -> dict:
 
 
 def gradients(parameters) -> dict:
-    """Return the sketches of the gradients that some parameters hold, as they were before clipping."""
+    """Return the sketches of the gradients that some parameters hold."""
     found = {}
     for parameter in parameters:
-        now = None if parameter.grad is None else sketch(parameter.grad)
-        before, after = clipped.get(id(parameter), (now, now))
-        if now:
-            # it may be averaged after it is clipped
-            found[name_of(id(parameter))] = before if now == after else now
-    return found
-
-
-def largest(parameters) -> dict:
-    """Return the largest number in the gradient of some parameters, or in this rank's part: 0.0 only if all are 0."""
-    found = {}
-    for parameter in parameters:
-        grad = torch.zeros(0) if parameter.grad is None else parameter.grad.detach()
-        part = (
-            grad.to_local() if hasattr(grad, "placements") else grad.to_dense() if grad.is_sparse else grad
-        )
-        found[name_of(id(parameter))] = float(part.abs().max()) if part.numel() else 0.0
+        if parameter.grad is not None and id(parameter) in known and (row := sketch(parameter.grad)):
+            found[name_of(id(parameter))] = row
     return found
 
 
 def of_this_rank() -> dict:
     """Return the sketches of the gradients that this rank has computed."""
     return {name_of(key): values for key, values in local.items() if values}
-
-
-def forget(parameters):
-    """Forget what belongs to the step that has ended."""
-    clipped.clear()
-    for parameter in parameters:
-        local.pop(id(parameter), None)
 
 
 def meet_held(parameters):
@@ -144,9 +136,13 @@ def meet(parameters):
         if id(parameter) not in known and parameter.requires_grad:
             known[id(parameter)] = len(known), parameter
             if parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda p: local.update({id(p): sketch(p.grad)})
-                )
+                parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def arrived(parameter):
+    """Note what this rank has computed, before anything averages it; FSDP2 calls this afterwards."""
+    if id(parameter) not in reduced:
+        local[id(parameter)] = sketch(parameter.grad)
 
 
 def plain(name) -> str:
@@ -165,15 +161,14 @@ def meet_model(model, number):
     """See the gradients of a model's parameters, and give them their names in it."""
     for name, parameter in model.named_parameters():
         names.setdefault(id(parameter), named(number, name))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (first := names[id(parameter)]) != named(number, name):
+            tied.append([first, named(number, name)])
     meet(model.parameters())
 
 
 def watch():
-    """Note gradients before they are clipped, and FSDP2's, which it accumulates and averages itself."""
-    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
-        clip = before_clipping(getattr(torch.nn.utils, name))
-        setattr(torch.nn.utils.clip_grad, name, clip)
-        setattr(torch.nn.utils, name, clip)
+    """Note FSDP2's gradients, which it accumulates and averages itself."""
     reduce = of_fsdp.foreach_reduce
 
     def noted(fsdp_params, unsharded_grads, *args, **options):
@@ -182,24 +177,10 @@ def watch():
         ):
             if grad.shape == sharded.shape:  # tensor parallelism hasn't split it, too
                 found, before = sketch(grad), local.get(id(sharded))
-                if before and sharded.grad is not None:  # of earlier parts of the batch
-                    found = [found[0], found[1] + before[1], found[2] + before[2], ""]
+                if before:  # of earlier parts of the batch
+                    found = [found[0], *map(sum, zip(found[1:-1], before[1:-1], strict=True)), ""]
                 local[id(sharded)] = found
+                reduced.add(id(sharded))
         return reduce(fsdp_params, unsharded_grads, *args, **options)
 
     of_fsdp.foreach_reduce = noted
-
-
-def before_clipping(function):
-    """Note the gradients that a function clips."""
-
-    @functools.wraps(function)
-    def clip(given, *args, **options):
-        given = [given] if isinstance(given, torch.Tensor) else list(given)
-        given = [parameter for parameter in given if parameter.grad is not None]
-        before = [sketch(parameter.grad) for parameter in given]
-        found = function(given, *args, **options)
-        clipped.update({id(p): (first, sketch(p.grad)) for p, first in zip(given, before, strict=True)})
-        return found
-
-    return clip

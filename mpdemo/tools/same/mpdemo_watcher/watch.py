@@ -10,8 +10,6 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -21,13 +19,13 @@ from torch.optim.optimizer import (
 from . import chance, data, keep, messages, private_torch, rows, sketch, state, sync_norm, where
 from .data import taken, trained
 from .messages import calls
-from .notes import ORDER, before, finish, note, note_once, now, number_of
+from .notes import ORDER, before, finish, guarded, note, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
-# modules that ran; names that had a gradient; parameters that want one
-seen, alive, trainable = {}, set(), {}
+alive = set()  # names that had a gradient
 OF_ROWS = ("rows", "columns", "values")
-stepping = []  # an optimizer's step may call the steps of others, as ZeRO's does: together they are one
+kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
+room = [64 * 2**20]  # bytes of weights that a rank keeps
 
 
 def parameters(optimizer) -> list:
@@ -42,31 +40,66 @@ def is_empty(optimizer) -> bool:
     return still and all(grad is not None and not grad.any() for grad in grads)
 
 
-def find_parameters():
-    """Note those of the modules that have run: after a backward pass, when they are sharded again."""
-    inner = {id(child) for module in seen.values() for child in module.modules() if child is not module}
-    whole = [module for key, module in seen.items() if key not in inner]
-    note("untrained", weights=sketch.untrained(whole))
-    for module in (module for module in whole if module.training):
-        found = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        if any(map(sketch.is_trained, found)):  # not a model that only a metric looks at
-            trainable.update({key: sketch.names.get(key, name) for key, name in found.items()})
+def open_round():
+    """Begin a round at a forward pass: the last one is over if it has made a step."""
+    if now.stepped or by_hand():
+        close_round()
+    if now.open:
+        return
+    now.update(open=True, entered=False, sent="", weights=sketch.weights())
+    if ORDER["forced"]:
+        force()
+    elif room[0] > 0 and ORDER["processes"] > 1:
+        keep_weights()
+
+
+def keep_weights():
+    """Keep this rank's part of the weights, for one process that begins its step with them."""
+    own = {}
+    for key, (_, parameter) in sketch.known.items():
+        place = sketch.place_of(parameter) if sketch.is_trained(key) else None
+        if place or place is not None and not ORDER["rank"]:
+            own[sketch.name_of(key)] = place, rows.local(parameter).detach().cpu().clone()
+    room[0] -= sum(part.nbytes for _, part in own.values())
+    if room[0] > 0:
+        kept[now.steps] = own
+
+
+@torch.no_grad()
+def force():
+    """Begin a step with the weights of the several ranks: so nothing is carried from step to step, nor grows."""
+    if not forced:
+        forced.extend(torch.load(file, weights_only=False) for file in ORDER["forced"])
+    found = {sketch.name_of(key): parameter for key, (_, parameter) in sketch.known.items()}
+    for rank in forced:
+        for name, (place, part) in rank.get(now.steps, {}).items():
+            whole = rows.local(found[name].detach()) if name in found else None
+            into = whole[place] if whole is not None and place else whole
+            if into is not None and into.shape == part.shape:
+                into.copy_(part)
 
 
 def before_step(optimizer, *_):
-    """Note the weights before a step, and the gradients, if they are there already."""
-    if optimizer in stepping:  # its last step has failed
-        del stepping[stepping.index(optimizer) :]
-    stepping.append(optimizer)
-    if len(stepping) > 1 or is_empty(optimizer):
+    """Note the gradients that a step uses, if they are there already."""
+    if optimizer in now.stepping:  # its last step has failed
+        del now.stepping[now.stepping.index(optimizer) :]
+    now.stepping.append(optimizer)
+    if len(now.stepping) > 1 or is_empty(optimizer):
         return
-    sketch.meet_held(parameters(optimizer))
+    own = parameters(optimizer)
+    sketch.meet_held(own)
     if id(optimizer) not in optimizers:
         started(number_of(optimizers, optimizer), signal.getsignal(signal.SIGTERM))
-    own = parameters(optimizer)
-    now.weights = sketch.weights()
+    if not now.open:
+        open_round()
+    now.weights |= {name: row for name, row in sketch.weights().items() if name not in now.weights}
     if any(id(p) in sketch.local for p in own):
-        now.update(gradients=sketch.gradients(own), largest=sketch.largest(own))
+        use(own)
+
+
+def use(own):
+    """Note the gradients of some parameters as those that are used."""
+    now.gradients |= sketch.gradients(own)
 
 
 def started(number, handler):
@@ -74,67 +107,112 @@ def started(number, handler):
     shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
     made = dist.is_available() and dist.is_initialized()
     handles = handler not in (signal.SIG_DFL, None)
-    note("start", optimizer=number, handler=handles, shapes=shapes, distributed=made)
+    note("start", optimizer=number, handler=handles, shapes=shapes, distributed=made, tied=sketch.tied)
 
 
 def after_step(optimizer, *_):
     """Note a step: after it, since some trainers compute the gradients inside it."""
-    while stepping and stepping.pop() is not optimizer:
+    while now.stepping and now.stepping.pop() is not optimizer:
         pass
-    if stepping or is_empty(optimizer):
+    if now.stepping or is_empty(optimizer):
         return
-    if not now.steps:
-        find_parameters()
-    own, key = parameters(optimizer), number_of(optimizers, optimizer)
-    now.update(gradients=now.gradients or sketch.gradients(own), largest=now.largest or sketch.largest(own))
-    step_taken(key, own, [float(group["lr"]) for group in optimizer.param_groups])
+    own = parameters(optimizer)
+    if not any(sketch.name_of(id(p)) in now.gradients for p in own if id(p) in sketch.known):
+        use(own)
+    step_taken(own, [float(group["lr"]) for group in optimizer.param_groups])
+    now.optimizer = number_of(optimizers, optimizer)
+    if not now.backward:
+        close_if_all()
 
 
-def by_hand():
-    """Note a step that the script takes without an optimizer: its weights have changed since the backward pass."""
+def step_taken(own, rates):
+    """Count a step of some parameters to this round."""
+    now.stepped |= set(map(id, own))
+    now.early |= now.backward > 0
+    now.rates += rates
+    now.where = where.here()
+
+
+def close_if_all():
+    """End the round where all parameters that have a gradient were updated."""
+    if now.stepped and {key for key in sketch.local if key in sketch.held} <= now.stepped:
+        close_round()
+
+
+def by_hand() -> bool:
+    """Whether the script has taken a step without an optimizer: its weights have changed since the round began."""
     if optimizers or not now.parts or sketch.weights() == now.weights:
-        return
+        return False
     own = [parameter for _, parameter in sketch.known.values()]
     if not now.steps:
         started(0, signal.getsignal(signal.SIGTERM))
         note_once("by hand", "step")
-        find_parameters()
-    if any(sketch.largest(own).values()):  # or they are gone: those when the backward pass was over
-        now.update(gradients=sketch.gradients(own), largest=sketch.largest(own))
-    step_taken(0, own, [0.0])
+    if any(row[0] for row in sketch.gradients(own).values()):  # or they are gone: those when it went back
+        use(own)
+    step_taken(own, [0.0])
+    return True
 
 
-def step_taken(key, own, rates):
+def close_round():
     """Write the note of a step."""
-    gradients, largest = now.gradients, now.largest
-    alive.update(name for name, value in largest.items() if value)
+    if not now.steps:
+        note("untrained", weights=sketch.untrained([model for _, model in rows.models.values()]))
+    if now.seen_rates:
+        now.rising = now.rates[0] > now.last_rate
+    now.last_rate = now.rates[0]
+    alive.update(name for name, row in now.gradients.items() if row[0])
     drawn = now.read_from, taken[now.read_from]
     loader, number = (
-        now.read_from if last_drawn.get(key) != drawn else (None, 0)
+        now.read_from if last_drawn.get(now.optimizer) != drawn else (None, 0)
     )  # a loader that was read before is none
-    last_drawn[key] = drawn
+    last_drawn[now.optimizer] = drawn
     trained[loader].add(number)
-    now.rates.add(tuple(rates))
-    step = {name: getattr(now, name) for name in ("weights", "scheduled", "epoch", "parts", *OF_ROWS)}
-    step |= {"optimizer": key, "rates": rates, "gradients": gradients, "local": sketch.of_this_rank()}
-    step |= {
-        "largest": largest,
-        "averaged": now.averaged,
-        "backwards": now.backwards,
-        "where": where.here(),
+    now.seen_rates.add(tuple(now.rates))
+    names = ("weights", "scheduled", "epoch", "parts", "rates", "gradients", "averaged", "backwards")
+    step = {
+        name: getattr(now, name)
+        for name in (*names, *OF_ROWS, "early", "entered", "sent", "where", "optimizer")
     }
-    step["state"] = state.found_now()
+    step |= {"local": sketch.of_this_rank(), "state": state.found_now()}
     note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
     calls.clear()
     rows.used.clear()
-    sketch.forget(own)
-    now.update(parts=[], rows=[], columns=[], values=[], gradients={}, largest={}, averaged={})
-    now.update(scheduled=0, steps=now.steps + 1)
+    sketch.local.clear()
+    now.update(parts=[], rows=[], columns=[], values=[], gradients={}, averaged={}, rates=[])
+    now.update(scheduled=0, steps=now.steps + 1, open=False, stepped=set(), early=False, weights={})
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
     uncut = loader is None or loader in now.whole
     if uncut and now.steps >= ORDER["batches"] * ORDER["epochs"] or keep.has_saved_twice():
         finish()
+
+
+@guarded
+def goes_back():
+    """Note a backward pass before it begins: it may never end."""
+    note_once("backward", "seen")
+    now.rows = now.rows or list(now.eval_rows)
+    now.eval_rows.clear()
+    where.calling(
+        "backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else ""
+    )
+
+
+@guarded
+def went_back(tensors, before):
+    """Note what a backward pass has left, and what was sent in it."""
+    now.backwards += 1
+    now.averaged = sketch.gradients([p for key, p in sketch.held.items() if key in sketch.local])
+    if not optimizers:
+        now.gradients = {}
+        use([parameter for _, parameter in sketch.known.values()])
+    alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+    value = float(rows.local(tensors).detach()) if alone else None
+    part = {"terms": now.terms, "calls": dict(calls - before), "loss": value, "where": where.here()}
+    now.parts.append(part)
+    now.terms = 0
+    if now.stepped:
+        close_if_all()
 
 
 def watch():
@@ -143,39 +221,13 @@ def watch():
 
     def noted(tensors, *args, **options):
         before = calls.copy()
-        note_once("backward", "seen")
-        now.rows = now.rows or list(now.eval_rows)
-        now.eval_rows.clear()
-        where.calling(
-            "backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else ""
-        )
+        goes_back()
         now.backward += 1
         try:
             backward(tensors, *args, **options)
         finally:
             now.backward -= 1
-        now.backwards += 1
-        if ORDER["processes"] > 1:
-            now.averaged = sketch.gradients(list(sketch.held.values()))
-        if not optimizers:
-            own = [parameter for _, parameter in sketch.known.values()]
-            now.update(
-                weights=sketch.weights(), gradients=sketch.gradients(own), largest=sketch.largest(own)
-            )
-        alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
-        value = float(rows.local(tensors).detach()) if alone else None
-        part = {"terms": now.terms, "synced": now.synced, "calls": dict(calls - before), "loss": value}
-        part["where"] = where.here()
-        now.parts.append(part)
-        now.update(synced=None, terms=0)
-
-    def ran(module, _, output):
-        if not now.steps:
-            seen[id(module)] = module
-        if isinstance(output, torch.Tensor) and output.is_floating_point():
-            note_once("dtype", str(output.dtype).removeprefix("torch."))
-        if isinstance(module, FSDPModule):
-            note_once("wrapped", "FSDP2")
+        went_back(tensors, before)
 
     add_group = Optimizer.add_param_group
 
@@ -186,63 +238,32 @@ def watch():
         sketch.meet_held(optimizer.param_groups[-1]["params"])  # a list by now, whatever was given
 
     torch.autograd.backward = noted
-    register_module_forward_hook(ran)
-    register_optimizer_step_pre_hook(before_step)
-    register_optimizer_step_post_hook(after_step)
+    register_optimizer_step_pre_hook(guarded(before_step))
+    register_optimizer_step_post_hook(guarded(after_step))
     Optimizer.add_param_group = added
-    before(nn.Module, "zero_grad", lambda *_, **__: by_hand())
-    rows.begin.append(by_hand)
-
-
-def do_not_compile():
-    """Run modules as they are written: what a compiled one does inside cannot be seen.
-
-    Only a tensor that tensor parallelism is still sending enters compiled code, as it would: it may lose its gradient.
-    """
-    compile_it = torch.compile
-    compiled = functools.cache(lambda: compile_it(lambda tensor: tensor * 1, backend="aot_eager"))
-
-    def enter(thing):
-        return compiled()(thing) if is_sent(thing) else thing
-
-    def as_it_is(model=None, **_):
-        if model is None:
-            return torch.compile  # a decorator with options: this function again
-        if isinstance(model, nn.Module):
-            nn.Module.compile(model)  # it compiles how the model is called, by this function
-            object.__setattr__(model, private_torch.COMPILED, model)  # where scripts look for it
-            return model
-
-        @functools.wraps(model)
-        def called(*args, **options):
-            if any(map(is_sent, private_torch.tree_leaves((args, options)))):
-                args, options = private_torch.tree_map(enter, (args, options))
-            return model(*args, **options)
-
-        return called
-
-    torch.compile = as_it_is
-
-
-def is_sent(thing) -> bool:
-    """Whether a tensor that wants a gradient is still on its way from other ranks."""
-    return isinstance(thing, private_torch.SentTensor) and thing.requires_grad and torch.is_grad_enabled()
+    before(nn.Module, "zero_grad", lambda *_, **__: by_hand() and close_round())
+    rows.begin.append(open_round)
 
 
 def at_end():
     """Note the parameters that were not trained."""
-    by_hand()
-    held = {id(p) for _, optimizer in optimizers.values() for p in parameters(optimizer)} or set(
-        sketch.known
-    )
+    if now.stepped or by_hand():
+        close_round()
+    held = set(sketch.held) or set(sketch.known)
     outside = [key for key in held if key not in sketch.wrapped and key in sketch.known]
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
-    missing = [name for key, name in trainable.items() if key not in held]
-    unused = [name for key, name in trainable.items() if key in held and name not in alive]
-    strange = [key for key in held if key not in sketch.names]
-    note("model", missing=missing, unused=unused, strange=len(strange), held=len(held), outside=outside)
-    if rows.kept:
-        torch.save(rows.kept, f"{ORDER['notes']}/{ORDER['rank']}.rows")
+    training = [
+        model for _, model in rows.models.values() if any(id(p) in sketch.names for p in model.parameters())
+    ]
+    found = {id(p): p for model in training for p in model.parameters() if p.requires_grad}
+    missing = [sketch.names.get(key, "?") for key in found if key not in held]
+    unused = [sketch.name_of(key) for key in found if key in held and sketch.name_of(key) not in alive]
+    strange = sum(key not in sketch.names for key in held)
+    note("model", missing=missing, unused=unused, strange=strange, held=len(held), outside=outside)
+    note("kept", steps=len(kept))
+    for what, name in ((rows.kept, "rows"), (kept, "weights")):
+        if what:
+            torch.save(what, f"{ORDER['notes']}/{ORDER['rank']}.{name}")
     if private_torch.has_pipeline():
         note_once("pipeline", "seen")
 
@@ -259,14 +280,19 @@ def run(order, rank):
         from . import as_cpu
 
         as_cpu.install(order["devices"])
-    for module in (keep, data, messages, rows, sketch, chance, state, sync_norm):
+    for module in (
+        (keep, sync_norm) if order["plain"] else (keep, data, rows, sketch, chance, state, sync_norm)
+    ):
         module.watch()
-    do_not_compile()
-    watch()
+    if not order["plain"]:
+        private_torch.do_not_compile()
+        watch()
+        messages.watch()
     chance.seed(order["seed"] + rank)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    at_end()
+    if not order["plain"]:
+        at_end()

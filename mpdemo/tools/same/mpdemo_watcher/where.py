@@ -44,6 +44,12 @@ def here() -> str:
     return next(lines(), "")
 
 
+def of_script() -> str:
+    """Return the innermost line of the script itself, for a load or save that a file beside it makes."""
+    script = own(sys.argv[0])
+    return next((line for line in lines() if line.rpartition(":")[0] == script), here())
+
+
 def takes_one() -> bool:
     """Whether the reader's own line asks for the next batch with `next`, so that it counts on all of them."""
     frame = next(frames(), None)
@@ -54,5 +60,4 @@ def calling(name, of=""):
     """Write down a call that the other ranks have to make, too, before it is made: it may never return."""
     now.made += 1
     if now.made <= MOST:
-        stack = list(lines())
-        note("call", name=name, of=of, where=next(iter(stack), ""), stack=stack)
+        note("call", name=name, of=of, where=here())

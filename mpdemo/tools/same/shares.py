@@ -1,4 +1,4 @@
-"""What is wrong with data, model, messages, files and log of several ranks."""
+"""What is wrong with the rows that ranks share, their random numbers, and what they send, write and print."""
 
 import itertools
 import math
@@ -135,7 +135,7 @@ def unequal(alone, together) -> bool:
 
 
 def of_model(one, many):
-    """Yield what is wrong with the model and its optimizer, whatever the number of processes."""
+    """Yield what makes no comparison of steps worth while: nothing finite, or an optimizer of other parameters."""
     norms = [norm(sums["gradients"]) for sums in many.sums]
     if broken := [k for k, value in enumerate(norms) if not math.isfinite(value)]:
         yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {norms[broken[0]]}")
@@ -143,35 +143,14 @@ def of_model(one, many):
     models = [note for rank in many.ranks for note in rank.of("model")]
     missing = in_all([note["missing"] for note in models])
     if missing and all(note["strange"] == note["held"] for note in models):
-        yield Finding(
-            "optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}"
-        )
+        what = f"it holds other parameters than the model: {shown(missing)}"
+        yield Finding("optimizer built before wrapping", what)
         return
-    if not any(norms):
-        yield Finding("every gradient zero", f"in all {len(many.steps)} steps: nothing is trained")
-        return
-    if stands_still(many):
+    used = {name for sums in one.sums for name, row in sums["gradients"].items() if row[0]}
+    if names := [*missing, *(n for n in in_all([note["unused"] for note in models]) if n not in used)]:
         yield Finding(
-            "no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are"
+            "parameters not trained", f"{shown(names)}: in no optimizer, or without a gradient but 0"
         )
-    if missing:
-        yield Finding("parameters in no optimizer", shown(missing))
-    if unused := never_used(one, in_all([note["unused"] for note in models])):
-        yield Finding("parameters without gradient", shown(unused))
-
-
-def never_used(world, names) -> list:
-    """Return those of the parameters that have no gradient but 0 in any step."""
-    used = {
-        name for ranks in world.steps for rank in ranks for name, value in rank["largest"].items() if value
-    }
-    return [name for name in names if name not in used]
-
-
-def stands_still(world) -> bool:
-    """Whether no step changes a weight, although its learning rate is not 0."""
-    changed = [a["weights"] != b["weights"] for a, b in zip(world.sums, world.sums[1:], strict=False)]
-    return bool(changed) and not any(changed) and any(any(ranks[0]["rates"]) for ranks in world.steps[:-1])
 
 
 def in_all(lists) -> dict:
@@ -179,23 +158,24 @@ def in_all(lists) -> dict:
     return {name: None for name in lists[0] if all(name in of_rank for of_rank in lists)} if lists else {}
 
 
-def of_chance(one, many, kind) -> Finding | bool:
-    """Return what ranks with other rows draw alike, or whether each was seen to draw its own.
+def of_chance(one, many, kind) -> Finding | str | bool:
+    """Return what ranks with other rows draw alike, or a note that they might, or whether each draws its own.
 
     What belongs to no row, such as the number of a layer that is left out, one process draws as often as each rank.
     """
     (_, alone), *drawn = (rank.drawn(kind) for rank in (one.ranks[0], *many.replicas))
-    apart = len(drawn) > 1
+    apart, note = len(drawn) > 1, ""
     for (a, (states, sizes)), (b, (others, _)) in itertools.combinations(enumerate(drawn), 2):
         alike = [line for line in states if states[line] & others.get(line, set())]
         apart &= bool(states and others) and not alike
-        by_row = [line for line in alike if alone[line] >= 1.5 * sizes[line]]
-        if by_row and many.steps and many.rows[0][a] != many.rows[0][b]:
+        if not alike or not many.steps or many.rows[0][a] == many.rows[0][b]:
+            continue
+        if by_row := [line for line in alike if alone[line] >= 1.5 * sizes[line]]:
             what = f"{BY_NATURE[kind]}: rank {a} and rank {b} draw the same for different rows ({shown(by_row)})"
-            return Finding(
-                "same random numbers", what, many.replicas[a].names("seeded at")[-1] or by_row[0]
-            )
-    return apart
+            where = many.replicas[a].names("seeded at")
+            return Finding("same random numbers", what, where[-1] if where else by_row[0])
+        note = f"rank {a} and rank {b} draw from equal generators, and nothing for a row of its own ({shown(alike)})"
+    return note or apart
 
 
 def of_messages(many):
@@ -204,15 +184,12 @@ def of_messages(many):
     if not steps or many.parts() == 1 or len(many.replicas) == 1:
         return
     sent = [
-        [{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts]
+        [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in parts]
         for parts in steps
     ]
-    every = all(part["synced"] for parts in steps for part in parts)
-    if every or all(parts[0] and all(part == parts[0] for part in parts) for parts in sent):
-        how = "DDP averages" if every else f"{sum(sent[0][0].values())} messages are sent"
-        yield Finding(
-            "accumulation saves nothing", f"{how} in each of the {len(steps[0])} microbatches of a step"
-        )
+    if all(parts[0] and parts == parts[:1] * len(parts) for parts in sent):
+        what = f"{sent[0][0]} messages are sent in each of the {len(steps[0])} microbatches of a step"
+        yield Finding("accumulation saves nothing", what, steps[0][0]["where"])
 
 
 def of_files(many):

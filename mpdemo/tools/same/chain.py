@@ -1,0 +1,298 @@
+"""The chain of a training step: weights -> rows -> each rank's own gradient -> the gradient that is used -> weights.
+
+N ranks are the same training as one process if each link is what one process has on the same rows. N ranks run first;
+one process then begins each step with their weights, so that no difference is carried to the next step, and none grows.
+Each link is asked one question: which linear combination of the ranks' own values is it (`fit`)? The first link that
+breaks, and the combination that it is instead, name the fault; the call that ran names the line.
+"""
+
+from mpdemo.tools.same import inside
+from mpdemo.tools.same.finding import Finding, agree, apart, distance, fit, norm, numbers, shown, tolerance
+
+EQUAL = 1e-5  # relative: ranks that did the same arithmetic
+REST = 3e-3  # of a gradient may be left where it is a combination of others
+EVEN = 0.01  # relative: weights of ranks that count alike
+GROWTH = 10.0  # of rounding, from step to step, where weights were too large to be kept
+SCALED = ("gradients summed", "gradients divided twice", "gradient scaled")  # a script may undo it later
+
+
+def first_break(one, many, compared) -> Finding | None:
+    """Return the first link that breaks, among the ranks and, where the rows are the same, beside one process."""
+    allowed, both = tolerance(one, many), min(len(one.steps), len(many.steps))
+    for k in range(len(many.steps)):
+        for link in (weights, passes, used, rates):
+            if found := link(many, k):
+                return found
+        off = apart(one.sums[k]["gradients"], many.sums[k]["gradients"]) if k < both else (1.0, "")
+        same = compared and k < both and off[0] <= allowed
+        if not same and not settled(many, k) and (found := mean(one, many, k)):
+            return found
+        if compared and k < both:
+            found = before(one, many, k) or not (same or settled(many, k)) and cause(one, many, k, off[1])
+            if found := found or after(one, many, k):
+                return found
+            if many.kept <= k:
+                allowed = max(tolerance(one, many), GROWTH * off[0])
+    return None
+
+
+def differing(many, k, kind) -> list:
+    """Return the names of which ranks with the same part have other values; one that a rank lacks is zero."""
+    ranks, found, first = [rank[kind] for rank in many.steps[k]], [], {}
+    total = max(map(norm, ranks))
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
+        for rank, step in zip(ranks, many.steps[k], strict=True):
+            if name in rank or name in step["weights"]:
+                row = (
+                    rank.get(name) or [0.0] * (len(step["weights"][name]) - 1) + step["weights"][name][-1:]
+                )
+                same = first.setdefault((name, row[-1]), row)
+                off = max(abs(a - b) for a, b in zip(row[1:-1], same[1:-1], strict=True))
+                if off > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total) and name not in found:
+                    found.append(name)
+    return found
+
+
+def line_of(world, k) -> str:
+    """Return the line of the last backward pass of a step, or of the step itself."""
+    step = world.steps[k][0]
+    return step["parts"][-1]["where"] if step["parts"] else step["where"]
+
+
+def weights(many, k):
+    """Return whether the ranks begin a step with other weights, although they used the same gradient before."""
+    if not (names := differing(many, k, "weights")):
+        return None
+    wraps = many.names("wrapped") | many.names("tensor")
+    if found := passes(many, k) or not wraps and used(many, k):
+        return found
+    step, norms = many.steps[k][0], ", ".join(f"{norm(rank['weights']):.6g}" for rank in many.steps[k])
+    who = "tensor parallel ranks" if many.names("tensor") else "the ranks"
+    what = f"before step {k + 1} {who} have other values of {shown(names)} (norms of all {norms})"
+    what += "; in the step before they used the same gradient" * bool(k)
+    line = step["state"]["lines"].get("weights") or many.steps[max(k - 1, 0)][0]["where"]
+    return Finding("weights differ", what, line)
+
+
+def passes(many, k):
+    """Return whether a rank goes back more often than another before a step, or is at another batch."""
+    ranks = [rank.steps[k] for rank in many.replicas]
+    counts, drawn = [rank["backwards"] for rank in ranks], [rank["taken"] for rank in ranks]
+    if len(set(counts)) > 1:
+        what = f"rank {counts.index(max(counts))} has made {k + 1} steps after {max(counts)} backward passes, another"
+        return Finding(
+            "a rank skips", f"{what} after {min(counts)}: a batch or a step is left out", ranks[0]["where"]
+        )
+    one_pass = (
+        len({(rank["loader"], rank["number"]) for rank in ranks}) == 1 and ranks[0]["loader"] is not None
+    )
+    if one_pass and len(set(drawn)) > 1 and all(len(rank["parts"]) == 1 for rank in ranks):
+        said = ", ".join(f"rank {rank} with its batch {number}" for rank, number in enumerate(drawn))
+        return Finding("a rank skips", f"step {k + 1} is made by {said} of an epoch", ranks[0]["where"])
+    return None
+
+
+def settled(many, k) -> bool:
+    """Whether ranks use gradients of their own, and then average the weights: only the weights have to agree."""
+    k = min(k, len(many.steps) - 2)
+    if k < 0 or not differing(many, k, "gradients") or differing(many, k + 1, "weights"):
+        return False
+    step = many.steps[k + 1][0]
+    return sum(step["calls"].values()) > sum(sum(part["calls"].values()) for part in step["parts"])
+
+
+def used(many, k):
+    """Return why the ranks use gradients of their own in a step."""
+    ranks, names = many.steps[k], differing(many, k, "gradients")
+    if not names or settled(many, k):
+        return None
+    wraps, line, step = many.names("wrapped"), line_of(many, k), ranks[0]
+    what = f"in step {k + 1} each rank uses a gradient of its own (norms "
+    what += ", ".join(f"{norm(rank['gradients']):.6g}" for rank in ranks) + ")"
+    if size := many.names("part of the ranks"):
+        what += f": the wrapper averages over {size.pop()} of {len(ranks)} ranks"
+        return Finding("mesh without reduction", what, line)
+    if not set(differing(many, k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
+        return scaled
+    sent = [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in step["parts"]]
+    no_sync = next(iter(many.ranks[0].names("no_sync")), "")
+    if "DDP" in wraps and step["entered"] and sent and not sent[-1] and (any(sent) or no_sync):
+        when = f"in microbatch {', '.join(str(n) for n, x in enumerate(sent, 1) if x) or 'none'} of {len(sent)}"
+        what += f": DDP averages {when}, and not with the last backward pass before the step"
+        return Finding("no_sync at the wrong part", what, no_sync or line)
+    if step["early"]:
+        what += ": the step lies inside the backward pass, before the average"
+        return Finding("step before the average", what, step["where"])
+    if "DDP" in wraps and (found := outside(many, names, what)):
+        return found
+    if len(names) < len(step["gradients"]):
+        return Finding("parameters outside the wrapper", f"{what} of {shown(names)}", line)
+    if not wraps:
+        return Finding("wrapper missing", what, line)
+    if not step["entered"]:
+        inner = [note["where"] for note in many.ranks[0].of("called") if not note["wrapper"]]
+        return Finding("wrapper bypassed", what, inner[-1] if inner else line)
+    return Finding("gradient is no mean", f"{what}, although the wrapper's forward was called", line)
+
+
+def outside(many, names, what):
+    """Return which parameters DDP never averages, and why."""
+    out, built = [note["outside"] for note in many.ranks[0].of("model")], many.ranks[0].names("wrapped at")
+    if not out or not set(names) <= out[-1].keys():
+        return None
+    what += f" of {shown(names)}"
+    if all(out[-1][name] for name in names):
+        what += ": they wanted no gradient when DDP was built, and DDP doesn't know them"
+        return Finding("unfrozen after wrapping", what, built[-1])
+    called = {note["number"]: note["where"] for note in many.ranks[0].of("called") if not note["wrapper"]}
+    owners = {int(name.partition(":")[0]) if ":" in name else 0 for name in names}
+    if len(owners) == 1 and (where := called.get(owners.pop())):
+        what += ", of a module that is called without a wrapper"
+        return Finding("second module not wrapped", what, where)
+    return Finding("parameters outside the wrapper", f"{what}, which DDP was not given", built[-1])
+
+
+def scale_of_rank(many, k):
+    """Return whether each rank multiplies the average by a number of its own."""
+    found = [fit(rank["gradients"], [rank["averaged"]]) for rank in many.steps[k]]
+    times = [weight[0] for weight, rest in found if weight and rest < REST]
+    if len(times) < len(found) or max(times) - min(times) <= 1e-4 * max(map(abs, times)):
+        return None
+    what = f"in step {k + 1} the ranks multiply the averaged gradient by {numbers(times)}, each by a number of its own"
+    return Finding("gradient scaled or clipped per rank", what, many.steps[k][0]["where"])
+
+
+def rates(many, k):
+    """Return whether the ranks have other learning rates in a step."""
+    found = [rank["rates"] for rank in many.steps[k]]
+    if len({tuple(of_rank) for of_rank in found if len(of_rank) == len(found[0])}) < 2:
+        return None
+    what = f"in step {k + 1} the ranks have {', '.join(f'{of_rank[0]:.6g}' for of_rank in found)}"
+    return Finding("learning rates differ", what, many.steps[k][0]["where"])
+
+
+def mean(one, many, k):
+    """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
+    own, line = many.own(k), line_of(many, k)
+    kind = "gradients" if differing(many, k, "averaged") else "averaged"  # those may be clipped by now
+    arrived = {name for of_rank in own for name in of_rank}
+    count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)
+    if not count:
+        return None
+    if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
+        what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
+        compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
+        return scale_of_rank(many, k) or Finding(compressed, what, line)
+    alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
+    times = sum(count) / (sum(alone) if alone and left < REST else 1.0)
+    if distance(times, 1) < EVEN or not is_constant(many, kind):
+        return None
+    what = f"in step {k + 1} the gradient is {times:.4g} times the mean of the ranks' own"
+    return Finding(multiple(times, many) or "gradient scaled", what, line)
+
+
+def is_constant(many, kind) -> bool:
+    """Whether the ranks' gradients count as much in each step: clipped ones don't."""
+    found = [fit(sums[kind], many.own(k))[0] for k, sums in enumerate(many.sums)]
+    sums = [sum(count) for count in found if count]
+    return max(sums) - min(sums) <= EVEN * max(map(abs, sums))
+
+
+def multiple(times, many, near=EVEN) -> str:
+    """Return the name of what makes gradients so many times as large, if it is the number of replicas."""
+    count = len(many.replicas)
+    names = {"gradients summed": count, "gradients divided twice": 1 / count} if count > 1 else {}
+    return next((name for name, expected in names.items() if distance(times, expected) < near), "")
+
+
+def before(one, many, k):
+    """Return whether one process has other first weights, another model, or other learning rates."""
+    a, b, where = one.steps[k][0], many.steps[k][0], many.steps[k][0]["where"]
+    said = "{:.6g} with one process, {:.6g} with " + str(many.processes)
+    if k == 0:
+        if (tied := one.tied) != many.tied:
+            what = f"one process shares {tied or 'no parameters'}, {many.processes} share {many.tied or 'none'}"
+            return Finding("another model", what)
+        start = one.sums[0]["weights"], many.sums[0]["weights"]
+        if apart(*start)[0] > tolerance(one, many):
+            return Finding("first weights differ", "norm " + said.format(*map(norm, start)))
+    pairs = [pair for pair in zip(a["rates"], b["rates"], strict=False) if distance(*pair) > 1e-6]
+    if not pairs:
+        return None
+    what = f"in step {k + 1} " + said.format(*pairs[0])
+    at = next(iter(many.ranks[0].names("scheduler at")), "")
+    if k and b["scheduled"] == many.processes * a["scheduled"] > 0:
+        return Finding("scheduler steps once per process", what, at)
+    return Finding("learning rate changes", what, at if k and at else where)
+
+
+def after(one, many, k):
+    """Return whether a step makes other weights of the same gradient."""
+    if k + 1 >= min(len(one.steps), len(many.steps)):
+        return None
+    gradients = one.sums[k]["gradients"]
+    large = {name for name, row in gradients.items() if row[0] ** 0.5 > 1e-3 * norm(gradients)}
+    a, b = ({n: row for n, row in w.sums[k + 1]["weights"].items() if n in large} for w in (one, many))
+    off, name = apart(a, b)
+    if not off > 10 * tolerance(one, many):
+        return None
+    what = f"step {k + 1} begins with the same weights and uses the same gradient, and changes {name} in another way"
+    if state := inside.other_state(one, many, k + 1):
+        what += f"; {shown(state)} have other values in a rank than with one process"
+        line = many.steps[k + 1][0]["state"]["lines"].get(state[0]) or many.steps[k][0]["where"]
+        return Finding("state of each rank", what, line)
+    return Finding("another update", what, many.steps[k][0]["where"])
+
+
+def cause(one, many, k, name):
+    """Name what makes another gradient on equal rows, by the combination that it is of others."""
+    a, b, line, own = one.sums[k], many.sums[k], line_of(many, k), many.own(k)
+    what = f"in step {k + 1} the norm of the gradient is {norm(a['gradients']):.6g} with one process, "
+    what += f"{norm(b['gradients']):.6g} with {many.processes}"
+    same = apart(a["local"], b["local"])[0] <= tolerance(one, many)  # what the ranks compute themselves
+    losses = [
+        [part["loss"] for part in rank["parts"]]
+        for rank in (one.steps[k][0], *(r.steps[k] for r in many.replicas))
+    ]
+    if cut := inside.cut_off(one, many):
+        what = f"with {many.processes} processes the gradient of {shown(cut)} is exactly 0 or None in all steps"
+        return Finding("gradient cut off", f"{what}, and with one it is not: nothing is learned there")
+    if not same and many.steps[k][0]["sent"] and agree(*losses):
+        what += "; the losses are those of one process, and the gradient isn't: it is cut between the ranks"
+        return Finding("gathered without gradient", what, many.steps[k][0]["sent"])
+    times, rest = fit(b["gradients"], [a["gradients"]])
+    if times and rest < REST and (known := multiple(times[0], many)):
+        return Finding(known, f"{what}: {times[0]:.4g} times as large", line)
+    to, left = fit(a["local"], own)
+    if same or times and rest < REST:
+        factors = numbers(
+            (fit(w.sums[k]["gradients"], [w.sums[k]["local"]])[0] or [0.0])[0] for w in (one, many)
+        )
+        what += f"; before it is scaled or clipped it is the same, and multiplied by {factors} then"
+        return scale_of_rank(many, k) or Finding("gradient scaled", what, many.steps[k][0]["where"])
+    untrained = inside.other_untrained(one, many)
+    if module := inside.first_module(one, many, untrained):
+        name, text = module
+        return Finding(
+            name, f"{what}; the first module that returns something else for the same row is {text}", line
+        )
+    if untrained:
+        what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
+        return Finding("untrained weights differ", what, line)
+    if to and left < REST and max(to) - min(to) > EVEN * max(map(abs, to)):
+        what += (
+            f"; with one process the ranks' gradients count {numbers(to)}, and each of them the same here"
+        )
+        return Finding("mean of means", what, line)
+    if state := inside.other_state(one, many, k):
+        what += f"; {shown(state)} have other values in a rank than with one process"
+        return Finding("state of each rank", what, many.steps[k][0]["state"]["lines"].get(state[0]) or line)
+    terms = [[part["terms"] for r in w.replicas for part in r.steps[k]["parts"]] for w in (one, many)]
+    if any(len(set(of_world)) > 1 for of_world in terms):
+        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms", line)
+    what += f", most of all of {name}; no combination of the ranks' gradients is that of one process"
+    if k:
+        return Finding(
+            "state of each rank", f"{what}, as in each step before: what the ranks keep differs", line
+        )
+    return Finding("loss over the batch", what, line)
