@@ -35,9 +35,6 @@ LONG = (
 EXERCISES = exercises()
 PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
 PROGRAMS = tomllib.loads((Path(__file__).parent / "wrong_programs.toml").read_text())
-SAME = {number: row["same_as"] for number, row in EXERCISES.items() if "same_as" in row}
-for rows in PROGRAMS.values():
-    rows |= {number: rows[other] for number, other in SAME.items() if other in rows}
 CELL = re.compile(r"""^(?:check\(\s*"([\d.]+)"|%%task ([\d.]+) ?(\w*)$)""", re.M)
 
 
@@ -167,10 +164,7 @@ def answer_of(number, changes, solutions, folder):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(number, marks=[pytest.mark.nightly] * (SAME.get(number, number) in LONG))
-        for number in EXERCISES
-    ],
+    [pytest.param(number, marks=[pytest.mark.nightly] * (number in LONG)) for number in EXERCISES],
 )
 def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
     number, solutions, tmp_path, capsys, monkeypatch
@@ -209,9 +203,7 @@ def test_what_75_1_compares_with_is_what_lightning_does(monkeypatch):
 
 
 WRONG = [
-    pytest.param(
-        number, index, marks=[pytest.mark.nightly] if index or number in LONG or number in SAME else []
-    )
+    pytest.param(number, index, marks=[pytest.mark.nightly] if index or number in LONG else [])
     for number, rows in PROGRAMS["wrong"].items()
     for index in range(len(rows))
 ]

@@ -6,7 +6,7 @@ Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook r
 
 Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
 is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks. Any other answer goes to
-``check_NN_M`` of ``NN_answers.py``, in the kernel. A row with ``same_as`` is checked as the exercise that it names.
+``check_NN_M`` of ``NN_answers.py``, in the kernel.
 What fails an assert isn't right yet; its message is for the reader.
 
 PYTEST_DONT_REWRITE: pytest would add its own lines to the messages, since the package has a plugin for it.
@@ -56,7 +56,6 @@ def exercises(notebook="") -> dict:
     rows = {}
     for file in sorted(checks().glob("[0-9][0-9].toml")):
         rows |= tomllib.loads(file.read_text())
-    rows |= {number: rows[row["same_as"]] | row for number, row in rows.items() if "same_as" in row}
     return {number: row for number, row in rows.items() if number.startswith(notebook)}
 
 
@@ -89,7 +88,7 @@ def verdict(number, answer=...) -> tuple[str, str]:
     if is_blank(answer):
         return "open", "not answered yet. Replace the ... and run this cell again."
     try:
-        return "right", f"right. {_judge(row.get('same_as', number), row, answer) or row['then']}"
+        return "right", f"right. {_judge(number, row, answer) or row['then']}"
     except KeyboardInterrupt:
         return "open", "interrupted before it was judged. Run this cell again."
     except UserError as error:
