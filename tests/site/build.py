@@ -29,6 +29,7 @@ from mpdemo.paths import root
 HERE = Path(__file__).parent
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.S)
 WAIT = 120_000  # ms
+WIDE = 560  # pixels: at a phone's width, the words in a wider picture could not be read
 FOLDERS = ("notebooks", "mpdemo", "slurm", "tests", ".github")
 
 
@@ -99,11 +100,13 @@ def replace_diagrams(pages):
 
 
 def tell_pictures(notebook):
-    """Give a cell's picture its alt text where myst-nb looks for it: in the cell's metadata."""
+    """Give a cell's picture its alt text, and a class if it is wide, where myst-nb looks for them: in its metadata."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            if said := output.get("metadata", {}).get("image/png", {}).get("alt"):
-                cell.metadata["mystnb"] = {"image": {"alt": said}}
+            picture = output.get("metadata", {}).get("image/png", {})
+            if said := picture.get("alt"):
+                wide = {"classes": "wide"} if picture.get("width", 0) > WIDE else {}
+                cell.metadata["mystnb"] = {"image": {"alt": said} | wide}
 
 
 def tell_objectives(notebook):
