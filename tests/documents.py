@@ -24,11 +24,10 @@ from mpdemo.paths import root
 COURSE, TRAINERS = root() / "notebooks/README.md", root() / "notebooks/for_trainers.md"
 FRONT = root() / "README.md"
 BEGIN, END = "<!-- from the notebooks' metadata -->", "<!-- end of the metadata -->"
-# minutes for an exercise, and for one of the notebook whose exercises are stages of a script
-EACH, OF_A_STAGE = 8, 20
-STAGES = "94"
-# a row that ends with the hours of the notebooks it links
-DAY = re.compile(r"^(\| \w+ day \|.*\|) [\d.]+ \|$", re.M)
+EACH = 8  # minutes for an exercise of a notebook that is no sitting
+LESSON = 45  # minutes
+# a row of a timetable, which links sittings: what it builds on, and its hours or lessons
+ROW = re.compile(r"^(\| [\w ,]+ \| \[\d.*\)) \|[^|]*\|([^|]*)\|$", re.M)
 
 
 def main(paths=None):
@@ -70,7 +69,7 @@ def pages() -> dict[Path, str]:
     return {
         FRONT: in_place(FRONT, titles_table(abouts)),
         COURSE: in_place(COURSE, course_table(abouts)),
-        TRAINERS: DAY.sub(lambda row: with_hours(row, abouts), trainers),
+        TRAINERS: ROW.sub(lambda row: with_time(row, abouts), trainers),
     }
 
 
@@ -86,8 +85,7 @@ def minutes(notebook, number) -> int:
     words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
     code = [cell.source.splitlines() for cell in notebook.cells if cell.cell_type == "code"]
     lines = sum(bool(line.strip()) for source in code for line in source)
-    each = OF_A_STAGE if number == STAGES else EACH
-    return round(each * len(exercises(number)) + words / 150 + lines * 4 / 60)
+    return round(EACH * len(exercises(number)) + words / 150 + lines * 4 / 60)
 
 
 def mistimed(notebook, number):
@@ -162,10 +160,15 @@ def working_time(about) -> str:
     return f"{about.minutes}" + (f" + {about.exercises}" if about.exercises else "")
 
 
-def with_hours(row, abouts) -> str:
-    """Return the row of a day with the hours of the notebooks that it links, and of their exercises."""
+def with_time(row, abouts) -> str:
+    """Return the row of a timetable with what its sittings build on and don't bring, and the time that they take."""
     names = re.findall(r"\((\w+)\.ipynb\)", row[1])
-    return f"{row[1]} {sum(abouts[name].minutes + abouts[name].exercises for name in names) / 60:.1f} |"
+    needs = {number for name in names for number in abouts[name].prerequisites}
+    before = sorted(needs - {name[:2] for name in names})
+    each = [abouts[name].minutes + abouts[name].exercises for name in names]
+    lessons = sum(-(-minutes // LESSON) for minutes in each)
+    time = f"{lessons} lessons" if "lessons" in row[2] else f"{sum(each) / 60:.1f} h"
+    return f"{row[1]} | {', '.join(before) or '-'} | {time} |"
 
 
 def in_place(path, table) -> str:

@@ -117,8 +117,8 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ("60_crash", 'after 10 minutes with `"nccl"`', 10, lambda: minutes("nccl")),
     ("60_crash", "after 30 with any other backend", 30, lambda: minutes("gloo")),
     ("20_processes", 'also with `"cpu:gloo,cuda:nccl"`', 30, lambda: minutes(BOTH)),
-    ("94_your_own", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
-    ("94_your_own", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
+    ("81_resume_submit", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
+    ("81_resume_submit", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
 ]
 
 

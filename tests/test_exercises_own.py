@@ -1,4 +1,4 @@
-"""Exercises 94.1 to 94.5 as one: the solutions' script in the solutions' job, through all that stops a job."""
+"""The exercises of 80 and 81 as one: the solutions' script in the solutions' job, through all that stops a job."""
 
 import json
 import sys
@@ -15,14 +15,14 @@ from mpdemo.paths import root
 from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import child_environment
 
-SOLUTIONS = root() / "notebooks" / "solutions" / "94_your_own.ipynb"
+SOLUTIONS = root() / "notebooks" / "solutions" / "81_resume_submit.ipynb"
 # what the notebook's picture shows; written if it is missing
-RECORD = root() / "notebooks" / "checks" / "94_jobs.json"
+RECORD = root() / "notebooks" / "checks" / "81_jobs.json"
 STEPS = 80
 SECONDS = 240  # in which a job comes so far
 WHY = "time limit", "warned", "node lost", "preempted", "2 processes"
 
-check._answers("94")
+check._answers("81")
 own_job = sys.modules["checks.own_job"]
 job_files = sys.modules["checks.job_files"]
 
@@ -30,8 +30,8 @@ job_files = sys.modules["checks.job_files"]
 @pytest.fixture(scope="module")
 def solved() -> tuple:
     """The training script and the batch script of the solutions."""
-    batch = next(cell.source for cell in code_cells(SOLUTIONS) if cell.source.startswith("%%task 94.5"))
-    return solved_text("94.4"), batch.partition("\n")[2]
+    batch = next(cell.source for cell in code_cells(SOLUTIONS) if cell.source.startswith("%%task 81.5"))
+    return solved_text("81.3"), batch.partition("\n")[2]
 
 
 class OneRun:
@@ -176,5 +176,5 @@ def test_a_script_that_takes_its_log_for_a_checkpoint_is_told(
     (tmp_path / "bard.py").write_text(training.replace(save, GLOB))
     (tmp_path / "answer.sbatch").write_text(batch.replace("slurm-%j.out", "bard-%j.out"))
     monkeypatch.setattr(own_job, "OWN", [tmp_path / "bard.py", tmp_path / "none"])
-    state, message = check.verdict("94.5", tmp_path / "answer.sbatch")
+    state, message = check.verdict("81.5", tmp_path / "answer.sbatch")
     assert state == "wrong" and "NotADirectoryError" in message and "bard-" in message, message

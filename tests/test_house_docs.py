@@ -89,10 +89,10 @@ def test_no_notebook_comes_before_what_it_builds_on():
         path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.prerequisites
         for path in documents.notebooks()
     }
-    for plan in ("Two days", "Four days"):
+    for plan in ("One day", "Two days", "Four days", "A term of 45-minute lessons"):
         names = re.findall(
             r"\((\w+)\.ipynb\)",
-            text("notebooks/for_trainers.md").partition(f"## {plan}")[2].partition("##")[0],
+            text("notebooks/for_trainers.md").partition(f"### {plan}\n")[2].partition("##")[0],
         )
         assert len(names) > 7
         for position, name in enumerate(names):

@@ -1,6 +1,6 @@
 """Runs a reader's batch script and training script together: one warning, one resume, and the losses of both runs.
 
-The training is the reader's own `bard.py` once it resumes (94.4), else the solution's, else a stand-in without PyTorch.
+The training is the reader's own `bard.py` once it resumes (81.3), else the solution's, else a stand-in without PyTorch.
 """
 
 import json
@@ -85,7 +85,7 @@ def own_training():
     ):
         if script.exists() and knows_usr1(script):
             return script, whose
-    return None, "a stand-in, as bard.py doesn't resume yet (94.4)"
+    return None, "a stand-in, as bard.py doesn't resume yet (81.3)"
 
 
 def losses_at(printed) -> dict:
@@ -93,17 +93,23 @@ def losses_at(printed) -> dict:
     return {int(step): float(loss) for step, loss in AT_STEP.findall(printed)}
 
 
+def saved_in_time(path, to_script, script, environment, log):
+    """Submit it with a training script, and warn the job once: it must end, with a checkpoint of its last step."""
+    with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
+        folder, place = trains(path, script, name, environment, log)
+        warn(place, to_script)
+        wait_for(*place, lambda state: state != "running", "end", SECONDS)
+        (first,) = steps_of(folder)
+        saved = (folder / f"bard-{first}").exists()
+    assert saved, (
+        f"Warned, it ended after step {first}, and left no bard-{first}: who doesn't pass the warning on?"
+    )
+
+
 def tried(path, to_script, script, whole, environment, log):
     """Submit it with a training script, warn the job once, let it resume; `whole` are the losses without a stop."""
     with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
-        folder = filled(name, files_in_job(script) if script else {"bard.py": STAND_IN.encode()})
-        place = started(path, folder, environment, log)
-        wait_for(
-            *place, lambda state: max(steps_of(folder), default=0) > 5, "train the first six steps", SECONDS
-        )
-        count, worlds = len([*folder.glob("ran*")]), worlds_of(folder)
-        said = f"It starts {count} ranks of bard.py, and each believes to be one of {' or '.join(worlds)}"
-        assert count == RANKS and worlds == {str(RANKS)}, f"{said}; the node has {RANKS} GPUs."
+        folder, place = trains(path, script, name, environment, log)
         warn(place, to_script)
         wait_for(*place, lambda state: state == "pending", "go back into the queue", SECONDS)
         (first,), end = steps_of(folder), place[2].stat().st_size
@@ -119,6 +125,19 @@ def tried(path, to_script, script, whole, environment, log):
         ]
         JOBS.parent.mkdir(parents=True, exist_ok=True)
         JOBS.write_text(json.dumps({"whole": [*whole.items()], "jobs": jobs}))
+
+
+def trains(path, script, name, environment, log):
+    """Submit it in a folder of this name; return both once its ranks have trained more than five steps."""
+    folder = filled(name, files_in_job(script) if script else {"bard.py": STAND_IN.encode()})
+    place = started(path, folder, environment, log)
+    wait_for(
+        *place, lambda state: max(steps_of(folder), default=0) > 5, "train the first six steps", SECONDS
+    )
+    count, worlds = len([*folder.glob("ran*")]), worlds_of(folder)
+    said = f"It starts {count} ranks of bard.py, and each believes to be one of {' or '.join(worlds)}"
+    assert count == RANKS and worlds == {str(RANKS)}, f"{said}; the node has {RANKS} GPUs."
+    return folder, place
 
 
 def follow(whole, first, resumed, found):

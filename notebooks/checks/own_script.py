@@ -7,9 +7,11 @@ In a job (own_job.py) `note_steps` stands there instead.
 
 import gc
 import os
+import random
 import sys
 import time
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 
 import torch
 from torch import nn
@@ -23,10 +25,17 @@ VOCABULARY = 128  # outputs of the last Linear
 READS = "item", "tolist", "__float__", "__bool__", "__format__"
 seen = Counter()
 types, reads, opened, units = set(), set(), set(), set()
+rows, generators = defaultdict(list), []  # of each step a number per row; what the script draws from
+todo = {}  # what happens to the script
 
 
-def watch():
-    """Begin to note the steps, and what each of them computes, reads and opens."""
+def watch(**how):
+    """Begin to note the steps, and what each of them computes, reads and opens.
+
+    After step `upset` other random numbers follow. `warn` is a rank, a signal, and the step after which it gets it.
+    """
+    todo.update(how)
+    torch.Generator = known(torch.Generator)
     nn.modules.module.register_module_forward_hook(of_module)
     register_optimizer_step_post_hook(of_step)
     for name in READS:
@@ -44,7 +53,7 @@ def note_steps(pause):
     print(os.environ.get("WORLD_SIZE", "1"), file=notes)
 
     def note(optimizer, *_):
-        if any(group["lr"] for group in optimizer.param_groups):  # get_state_dict makes a step without one
+        if learns(optimizer):
             print("step", file=notes)
             time.sleep(pause)
 
@@ -57,8 +66,21 @@ def of_parameter(module, name, parameter):
         seen["built"] += parameter.numel()
 
 
+def known(kind):
+    """Return a function that makes a generator, and keeps it in mind."""
+
+    def make(*args, **kwargs):
+        generators.append(kind(*args, **kwargs))
+        return generators[-1]
+
+    return make
+
+
 def of_module(module, inputs, output):
-    """Note the type in which a Linear computes, and whether it does so once more in the backward pass."""
+    """Note a batch's rows, in which type a Linear computes, and whether it does so again in the backward pass."""
+    if isinstance(module, nn.Embedding) and inputs[0].dim() == 2 and not seen["backward"]:
+        texts = inputs[0].cpu().contiguous().numpy()
+        rows[seen["steps"]] += [zlib.crc32(row.tobytes()) for row in texts]
     if isinstance(module, FSDPModule):
         units.add(id(module))
     if isinstance(module, nn.Linear):
@@ -68,8 +90,15 @@ def of_module(module, inputs, output):
             seen["tokens"] += inputs[0].numel() // module.in_features
 
 
+def learns(optimizer) -> bool:
+    """Whether a step has a learning rate: get_state_dict makes one without."""
+    return any(group["lr"] for group in optimizer.param_groups)
+
+
 def of_step(optimizer, *_):
     """Note a step; of the first one, what this rank stores."""
+    if not learns(optimizer):
+        return
     seen["steps"] += 1
     if seen["steps"] == 1:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -79,6 +108,12 @@ def of_step(optimizer, *_):
                 parameters=parameter.numel(),
                 low=own.numel() * (own.dtype != torch.float32),
             )
+    if seen["steps"] == todo.get("upset"):
+        for seed in (torch.manual_seed, random.seed, *(generator.manual_seed for generator in generators)):
+            seed(99)
+    rank, number, step = todo.get("warn", (None, None, None))
+    if seen["steps"] == step and int(os.environ["RANK"]) == rank:
+        os.kill(os.getpid(), number)
 
 
 def reading(function):
@@ -117,4 +152,5 @@ def noted() -> dict:
         "reads": len(reads),
         "opened": len(opened),
         "units": len(units),
+        "rows": [sorted(found) for _, found in sorted(rows.items())],
     }

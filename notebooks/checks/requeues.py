@@ -42,6 +42,17 @@ JOB = {
 
 def read(text):
     """Judge what no trial of some seconds can show; return whether the warning goes to the script itself."""
+    to_script = passed_on(text)
+    assert "no-requeue" not in Script(text).options, (
+        "Slurm would refuse to put this job back into the queue."
+    )
+    again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
+    assert again, "After the warning the job ends, and nothing puts it back into the queue."
+    return to_script
+
+
+def passed_on(text):
+    """Require a warning that reaches the ranks and leaves them time; return whether it goes to the script itself."""
     script, text = Script(text), text.replace("\\\n", " ")
     said = script.value("signal")
     assert said, "At the time limit, Slurm kills the training without a warning."
@@ -65,9 +76,6 @@ def read(text):
     assert handled, (
         "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
     )
-    assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
-    again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
-    assert again, "After the warning the job ends, and nothing puts it back into the queue."
     return to_script
 
 

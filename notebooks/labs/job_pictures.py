@@ -1,4 +1,4 @@
-"""Pictures of runs that are stopped: signals (53), what failures cost (55), one training run in several jobs (94)."""
+"""Pictures of runs that are stopped: signals (53), what failures cost (55), one training run in several jobs (81)."""
 
 from mpdemo.notebook.plots import style
 
