@@ -119,6 +119,7 @@ def place_of(many, finding) -> str:
     first = many.ranks[0]
     which = "taken_at" if finding.name == "no set_epoch" else "line"
     rows = [*(note[which] for note in first.passes(many.loader)), *first.names("loader at")]
+    rows += [note["where"] for note in first.of("called")]
     return next(
         iter({"S1": rows, "S3": first.names("optimizer at")}.get(finding.record()["code"][:2], [])), ""
     )

@@ -11,6 +11,7 @@ import torch
 import torch.distributed._functional_collectives as of_dtensors
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as of_fsdp
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as part_of
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -50,6 +51,19 @@ def number_of_storage(storage) -> int:
 def whole_of(tensor):
     """Return the tensor of which another one is a view."""
     return tensor if tensor._base is None else tensor._base
+
+
+def weak(tensor) -> tuple:
+    """Return what finds a tensor's values again as long as anything holds them: also an alias of it may be written."""
+    like = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+    return StorageWeakRef(tensor.untyped_storage()), like
+
+
+def alive(reference):
+    """Return a tensor of the values that `weak` has found, or None."""
+    (storage, (dtype, *place)) = reference
+    found = torch.UntypedStorage._new_with_weak_ptr(storage.cdata)
+    return None if found is None else torch.empty(0, dtype=dtype).set_(found, *place)
 
 
 def yielded(iterator) -> int:

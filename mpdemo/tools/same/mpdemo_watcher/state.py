@@ -1,7 +1,6 @@
 """What no optimizer holds: buffers, and tensors that the script writes in place, such as averages of the weights."""
 
 import os
-import weakref
 
 import torch
 from torch import nn
@@ -20,16 +19,19 @@ def wrote(args):
     for tensor in args[0] if isinstance(args[0], list | tuple) else args[:1]:
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
             whole = private_torch.whole_of(tensor)
-            key = private_torch.number_of_storage(rows.local(whole).untyped_storage())
-            old = written.get(key)
-            again = old is not None and old[0]() is whole  # what is written once is no average
-            written[key] = weakref.ref(whole), where.here(), again
+            if whole.layout is torch.strided and not hasattr(whole, "placements"):
+                key = private_torch.number_of_storage(whole.untyped_storage())
+                old = written.get(key)
+                again = (
+                    old is not None and private_torch.alive(old[0]) is not None
+                )  # written once is no average
+                written[key] = private_torch.weak(whole), where.here(), again
 
 
 def found_now() -> dict:
     """Return the state at this step: buffers by their names, tensors that are shaped as weights by their order."""
     trained = [parameter for key, (_, parameter) in sketch.known.items() if sketch.is_trained(key)]
-    known = [thing for p in trained for thing in (p, p.grad) if thing is not None]
+    known = [t for p in trained for t in (p, p.grad) if t is not None and t.layout is torch.strided]
     skip = {private_torch.number_of_storage(rows.local(thing).untyped_storage()) for thing in known}
     found, shapes = {"buffers": {}, "copies": {}, "lines": {}}, {p.shape for p in trained}
     for number, model in rows.models.values():
@@ -38,7 +40,7 @@ def found_now() -> dict:
                 found["buffers"][sketch.named(number, name)] = row_of(buffer)
                 skip.add(private_torch.number_of_storage(buffer.untyped_storage()))
     for key, (reference, line, again) in list(written.items()):
-        tensor = reference()
+        tensor = private_torch.alive(reference)
         if tensor is None or key in skip:
             del written[key]
             found["lines"]["weights"] = line if key in skip and tensor is not None else ""

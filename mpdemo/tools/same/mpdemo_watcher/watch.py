@@ -245,6 +245,7 @@ def watch():
     rows.begin.append(open_round)
 
 
+@guarded
 def at_end():
     """Note the parameters that were not trained."""
     if now.stepped or by_hand():
