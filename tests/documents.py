@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import sitting_rules
 from notebook_rules import misplanned, replanned, undescribed
-from sitting_rules import PARTS, is_sitting
+from sitting_rules import PARTS
 
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
@@ -24,7 +24,6 @@ from mpdemo.paths import root
 COURSE, TRAINERS = root() / "notebooks/README.md", root() / "notebooks/for_trainers.md"
 FRONT = root() / "README.md"
 BEGIN, END = "<!-- from the notebooks' metadata -->", "<!-- end of the metadata -->"
-EACH = 8  # minutes for an exercise of a notebook that is no sitting
 LESSON = 45  # minutes
 # a row of a timetable, which links sittings: what it builds on, and its hours or lessons
 ROW = re.compile(r"^(\| [\w ,]+ \| \[\d.*\)) \|[^|]*\|([^|]*)\|$", re.M)
@@ -37,7 +36,7 @@ def main(paths=None):
         if missing := list(undescribed(notebook, path.name[:2])):
             sys.exit(f"{path.name}: {missing[0]}")
         about = notebook.metadata.mpdemo
-        about.minutes = minutes(notebook, path.name[:2])
+        about.minutes = sitting_rules.minutes(notebook)
         if any(misplanned(notebook, about.minutes)):
             notebook.cells[0].source = replanned(notebook.cells[0].source, about.minutes)
         write(path, text_of(notebook))
@@ -54,7 +53,7 @@ def write(path, text):
 
 def notebooks() -> list:
     """Return the paths of the course's notebooks, in the order in which they are read."""
-    return sorted(root().glob("notebooks/*.ipynb"), key=lambda path: sitting_rules.order(path.name))
+    return sorted(root().glob("notebooks/*.ipynb"))
 
 
 def pages() -> dict[Path, str]:
@@ -64,7 +63,7 @@ def pages() -> dict[Path, str]:
         notebook = nbformat.read(path, as_version=4)
         abouts[path.stem] = about = notebook.metadata.mpdemo
         about.title = re.match(r"# (?:\d+\. )?(.*)", notebook.cells[0].source)[1]
-        about.exercises = sitting_rules.minutes_of_exercises(notebook) if is_sitting(path.name) else 0
+        about.exercises = sitting_rules.minutes_of_exercises(notebook)
     trainers = in_place(TRAINERS, times_table(abouts))
     return {
         FRONT: in_place(FRONT, titles_table(abouts)),
@@ -78,19 +77,9 @@ def text_of(notebook) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-def minutes(notebook, number) -> int:
-    """Return how long a notebook takes, by the rule that the page for trainers states; a sitting without exercises."""
-    if is_sitting(number):
-        return sitting_rules.minutes(notebook)
-    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
-    code = [cell.source.splitlines() for cell in notebook.cells if cell.cell_type == "code"]
-    lines = sum(bool(line.strip()) for source in code for line in source)
-    return round(EACH * len(exercises(number)) + words / 150 + lines * 4 / 60)
-
-
-def mistimed(notebook, number):
+def mistimed(notebook):
     """Yield a sentence if the metadata is off by more than a tenth: not every edited sentence needs a new table."""
-    told, needed = notebook.metadata.mpdemo.get("minutes", 0), minutes(notebook, number)
+    told, needed = notebook.metadata.mpdemo.get("minutes", 0), sitting_rules.minutes(notebook)
     if abs(told - needed) > needed / 10:
         yield f"its metadata says {told} minutes, and it takes {needed}: run python tests/documents.py"
 
@@ -103,20 +92,18 @@ def course_table(abouts) -> str:
         before = ", ".join(about.prerequisites) or "-"
         beside = ", ".join(f"[{Path(script).name}]({script})" for script in about.scripts) or "-"
         said = "; ".join(about.objectives)
-        return f"| {link(name)} | {about.get('path', '-')} | {said} | {before} | {working_time(about)} | {beside} |"
+        return f"| {link(name)} | {about.path} | {said} | {before} | {working_time(about)} | {beside} |"
 
     return in_parts(abouts, head, row)
 
 
 def titles_table(abouts) -> str:
     """Return the table of the first page: the titles, by part, an elective in italics."""
-    rows = {number: (f"**{title}**", []) for number, title in PARTS.items()} | {
-        "": ("**The other notebooks**", [])
-    }
+    rows = {number: (f"**{title}**", []) for number, title in PARTS.items()}
     for name, about in abouts.items():
         said = f"[{name[:2]} {about.title}](notebooks/{name}.ipynb)"
-        said = f"*{said}*" if about.get("path") == "elective" else said
-        rows[name[0] if is_sitting(name) else ""][1].append(said)
+        said = f"*{said}*" if about.path == "elective" else said
+        rows[name[0]][1].append(said)
     return "\n".join(
         [
             "| | |",
@@ -132,21 +119,17 @@ def times_table(abouts) -> str:
 
     def row(name, about):
         number = len(exercises(name[:2]))
-        return f"| {link(name)} | {about.get('path', '-')} | {number} | {working_time(about)} | {about.seconds} s |"
+        return f"| {link(name)} | {about.path} | {number} | {working_time(about)} | {about.seconds} s |"
 
     return in_parts(abouts, head, row)
 
 
 def in_parts(abouts, head, row) -> str:
-    """Return a table for each part of the course, and one for the notebooks that are no sittings."""
-    titles = {number: f"### Part {number}. {title}" for number, title in PARTS.items()} | {
-        "": "### The other notebooks"
-    }
+    """Return a table for each part of the course."""
     tables = []
-    for part, title in titles.items():
-        names = [name for name in abouts if part == (name[0] if is_sitting(name) else "")]
-        rows = [row(name, abouts[name]) for name in names]
-        tables += ["\n".join([title, "", head, *rows, ""])] if rows else []
+    for part, title in PARTS.items():
+        rows = [row(name, about) for name, about in abouts.items() if name[0] == part]
+        tables.append("\n".join([f"### Part {part}. {title}", "", head, *rows, ""]))
     return "\n".join(tables)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
-from sitting_rules import order
 
 TAG = "nbval-ignore-output"
 # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
@@ -89,7 +88,7 @@ def undescribed(notebook, number):
     for said in about.objectives:
         if said[:1].isupper() or said.endswith(".") or len(said.split()) > MOST_WORDS:
             yield f"the objective {said!r} doesn't complete 'After this notebook you can ...' in {MOST_WORDS} words"
-    if late := [before for before in about.prerequisites if order(before) >= order(number)]:
+    if late := [before for before in about.prerequisites if before >= number]:
         yield f"builds on {', '.join(late)}, which comes later"
 
 

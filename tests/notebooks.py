@@ -35,7 +35,7 @@ import documents
 from documents import text_of
 from notebook_rules import NIGHT, TAG, lint, misplanned, tags, undescribed, unsourced
 from project import environment, fresh_copy
-from sitting_rules import breaches, is_sitting
+from sitting_rules import breaches
 
 from mpdemo.paths import root
 from mpdemo.tools.cluster import Cluster
@@ -221,9 +221,9 @@ def check(path) -> list:
         if missing := list(undescribed(notebook, number)):
             problems += missing
         else:
-            problems += documents.mistimed(notebook, number)
+            problems += documents.mistimed(notebook)
             problems += misplanned(notebook, notebook.metadata.mpdemo.minutes)
-            problems += breaches(notebook, path) if is_sitting(number) else []
+            problems += breaches(notebook, path)
     if text_of(normalise(notebook)) != path.read_text():
         problems.append(f"is not in normal form; run: python tests/notebooks.py {path.stem}")
     return [f"{path.name}: {said}" for said in problems]

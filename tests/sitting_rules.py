@@ -1,7 +1,6 @@
 """The rules of a sitting, a notebook about one question: what is capped is what a reader must take in.
 
-Notebooks 10 to 89 are sittings, of a part and a place in it. Those of other numbers keep the rules of
-notebook_rules.py alone, which hold for all.
+Its number has the part of the course and the place in it. The rules of notebook_rules.py hold for solutions as well.
 """
 
 import re
@@ -25,16 +24,6 @@ SAVES = re.compile(r"^%%task|^%%watch|^class \w|^    class \w|\.write_text\(|\"\
 OURS = re.compile(r"^from mpdemo[\w.]* import \(?([^)\n]+)", re.M)
 DEFINED = re.compile(r"^(?:def|class) (\w+)", re.M)
 SPOKEN = re.compile(r"`(?:\w+\.)?(--[\w-]+|\w+)[^`]*`")
-
-
-def is_sitting(number) -> bool:
-    """Whether a notebook of this number is a sitting."""
-    return "10" <= number < "90"
-
-
-def order(number) -> tuple:
-    """Return what the course's notebooks are sorted by: the sittings first."""
-    return not is_sitting(number), number
 
 
 def words(cell) -> int:

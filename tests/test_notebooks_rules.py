@@ -11,7 +11,6 @@ from notebook_rules import lint, misplanned, replanned, undescribed, unsourced
 from PIL import Image
 
 import notebooks
-from mpdemo.notebook.check import exercises
 
 v4 = nbformat.v4
 PNG = {"text/plain": "a picture", "image/png": "iVBORw0KGgo="}
@@ -192,18 +191,11 @@ def test_a_notebook_says_what_the_pages_need_of_it():
     assert said.startswith("its metadata lacks minutes, objectives, prerequisites, scripts, seconds")
 
 
-def test_the_minutes_are_those_of_the_rule_that_trainers_read():
-    whole = v4.new_notebook(cells=[v4.new_markdown_cell("word " * 300), code("x\n\n" * 15)])
-    needed = 8 * len(exercises("93")) + 2 + 1
-    assert documents.minutes(whole, "93") == needed
-    for told, problems in (
-        (needed, 0),
-        (needed - needed // 10, 0),
-        (needed - needed // 10 - 1, 1),
-        (2 * needed, 1),
-    ):
-        whole.metadata["mpdemo"] = nbformat.from_dict({"minutes": told})
-        assert len(list(documents.mistimed(whole, "93"))) == problems
+def test_the_minutes_may_be_off_by_a_tenth():
+    for told, problems in ((30, 0), (27, 0), (26, 1), (60, 1)):
+        about = {"mpdemo": {"minutes": told}}
+        whole = v4.new_notebook(cells=[v4.new_markdown_cell("word " * 3000)], metadata=about)
+        assert len(list(documents.mistimed(whole))) == problems
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
@@ -269,7 +261,7 @@ def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
     whole.cells[0].source, whole.metadata = (
         "# A title\n\nPlan 2 minutes.",
-        {"mpdemo": ABOUT | {"minutes": 1}},
+        {"mpdemo": ABOUT | {"path": "main", "ideas": [[whole.cells[0].id, "a title"]]}},
     )
     whole.cells[1].source = f"display(\n    {PNG},\n    metadata={ALT}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
@@ -285,6 +277,6 @@ def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch
     assert notebooks.refresh(path, tmp_path / "ladder") == "changed"
     saved = nbformat.read(path, as_version=4)
     assert saved.cells[4].outputs[0].text == "2\n" and saved.metadata.mpdemo.seconds < 90
-    assert notebooks.check(path) == []
+    assert all("minutes" in said for said in notebooks.check(path))  # as many as the machine took
     assert notebooks.refresh(path, tmp_path / "ladder") == "same"
     assert notebooks.refresh(path, tmp_path / "ladder", everything=True) == "changed"  # another time of day

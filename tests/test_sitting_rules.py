@@ -83,9 +83,7 @@ def test_the_name_of_a_sitting_fits_into_the_list_of_files():
     assert "22 characters; at most 16" in found
 
 
-def test_sittings_are_read_first_and_exercises_are_counted_apart():
-    names = ["07_sharding", "21_ddp", "90_checkpoint", "10_two"]
-    assert sorted(names, key=sitting_rules.order) == ["10_two", "21_ddp", "07_sharding", "90_checkpoint"]
+def test_exercises_are_counted_apart():
     turn = text("**Your turn 21.1** (predict).\n\n" + "word " * 400)
     whole = sitting(text("word " * 100, "t"), turn, code('check("21.1", ...)'), seconds=60)
     assert (sitting_rules.minutes(whole), sitting_rules.minutes_of_exercises(whole)) == (2, 4)
