@@ -59,10 +59,10 @@ def keep_weights():
     for key, (_, parameter) in sketch.known.items():
         place = sketch.place_of(parameter) if sketch.is_trained(key) else None
         if place or place is not None and not ORDER["rank"]:
-            own[sketch.name_of(key)] = place, rows.local(parameter).detach().cpu().clone()
+            own[sketch.name_of(key)] = place, rows.local(parameter.detach())
     room[0] -= sum(part.nbytes for _, part in own.values())
-    if room[0] > 0:
-        kept[now.steps] = own
+    if room[0] > 0:  # else no step after this one, either
+        kept[now.steps] = {name: (place, part.cpu().clone()) for name, (place, part) in own.items()}
 
 
 @torch.no_grad()
