@@ -40,7 +40,7 @@ COURSE = [
     ("/jobs", 12_950, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
-        14_460,  # 2,600 of it draw small tensors with who has what, and what is sent
+        14_420,  # 2,600 of it draw small tensors with who has what, and what is sent
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
 ]
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        198_200,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        197_700,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]
