@@ -791,6 +791,13 @@ def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, w
     assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_the_command_alone_says_how_to_begin(capsys):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.main(parser.parse_args([])) == 0
+    assert "mpdemo same -- train.py" in capsys.readouterr().out
+
+
 ALONE = """import torch
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)

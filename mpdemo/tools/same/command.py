@@ -60,9 +60,11 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Run the script, print the verdict; return 0 for the same training, 1 for another, 3 if nothing can be said."""
-    if not args.script:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    if vars(parser.parse_args([])).items() <= vars(args).items():  # nothing was given
         print(BEGIN)
-        return 2
+        return 0
     verdicts, record = run(args)
     for verdict in verdicts:
         show(verdict)
