@@ -2,7 +2,7 @@
 
 import time
 
-from mpdemo.measure.paired import ROUNDS
+from mpdemo.measure.paired import ROUNDS, ratio
 
 
 def seconds(ways) -> dict:
@@ -14,3 +14,10 @@ def seconds(ways) -> dict:
             ways[name]()
             times[name].append(time.perf_counter() - begin)
     return {name: found[1:] for name, found in times.items()}
+
+
+def times_as_long(ways) -> dict:
+    """Return how many times as long each way takes as the first one."""
+    times = seconds(ways)
+    first = next(iter(times.values()))
+    return {name: ratio(own, first) for name, own in times.items()}

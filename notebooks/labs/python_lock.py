@@ -6,8 +6,7 @@ from functools import partial
 
 import torch
 
-from mpdemo.labs.alternately import seconds
-from mpdemo.measure.paired import ratio
+from mpdemo.labs import alternately
 
 
 def times_as_long(model, images, counts, passes=20):
@@ -19,6 +18,6 @@ def times_as_long(model, images, counts, passes=20):
         for _ in range(passes):
             list(threads.map(lambda replica: replica(images), replicas[:count]))
 
-    times = seconds({count: partial(at_the_same_time, count) for count in (1, *counts)})
+    found = alternately.times_as_long({count: partial(at_the_same_time, count) for count in (1, *counts)})
     threads.shutdown()
-    return {count: ratio(times[count], times[1]) for count in counts}
+    return {count: found[count] for count in counts}

@@ -1,12 +1,10 @@
-"""What a part of a model keeps and takes: bytes for the backward pass, the memory over a step, times side by side.
+"""What a part of a model keeps: bytes for the backward pass, and the memory over a step.
 
 Taught in notebooks/70_does_it_fit.ipynb, which writes `kept`, 71_make_it_fit.ipynb and 74_offload_8bit.ipynb.
 """
 
 import torch
 
-from mpdemo.labs.alternately import seconds
-from mpdemo.measure.paired import ratio
 from mpdemo.predict.counting import LiveMemory
 
 
@@ -41,10 +39,3 @@ def levels(step, *there) -> list:
 def peak(step, *there) -> float:
     """Return the most MiB that a step holds beside the tensors that are there."""
     return max(row["MiB"] for row in levels(step, *there))
-
-
-def times_as_long(ways) -> dict:
-    """Run all ways alternately, and return how many times as long each takes as the first one."""
-    times = seconds(ways)
-    first = next(iter(times.values()))
-    return {name: ratio(own, first) for name, own in times.items()}
