@@ -2,6 +2,7 @@
 
 import functools
 import statistics
+from pathlib import Path
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import chain, ends, inside, shares
@@ -217,6 +218,9 @@ def not_examined(one, many) -> str:
     longest = max((len(note["batches"]) for note in many.ranks[0].passes(many.loader)), default=0)
     if many.loader is not None and longest > one.order["batches"] and not many.names("whole"):
         found.append(f"batches after number {one.order['batches']} of an epoch")
+    script = Path(many.order["real"], many.order["command"][0])
+    if "hash(" in script.read_text(errors="replace"):
+        found.append("hash() of texts, which is the same in all ranks here, and isn't under torchrun")
     found += sorted(
         f"what {name} looks at" for name in one.names("not examined") | many.names("not examined")
     )
