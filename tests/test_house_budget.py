@@ -23,7 +23,7 @@ COURSE = [
     ("/world /ranks", 8_510, "who am I; start and end processes; ranks beside a kernel"),
     (
         "/models /data",
-        4_950,
+        4_960,
         "the course's models as lists of blocks; data sets and batches, a share per replica",
     ),
     (
@@ -52,8 +52,8 @@ TOOLS = [
     ),
     (
         "/tools/plan",
-        # each operation as a GPU computes it, offload and its host, and what each row was compared with
-        20_850,
+        # each operation as a GPU computes it, eager and compiled, offload and its host, what each row was compared with
+        23_080,
         "what fits: any model on fake tensors, and every strategy",
     ),
     (
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        197_700,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        197_890,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

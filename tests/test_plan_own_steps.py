@@ -29,8 +29,8 @@ def steps(name, batch=4, length=LENGTH, **way):
     [
         ("tied_20m", {}),
         pytest.param("untied_20m", {"checkpointing": True}, marks=pytest.mark.nightly),
-        pytest.param("tied_20m", {"bf16": True}, marks=pytest.mark.nightly),
-        ("untied_20m", {"bf16": True, "checkpointing": True}),
+        pytest.param("tied_20m", {"half": "autocast"}, marks=pytest.mark.nightly),
+        ("untied_20m", {"half": "autocast", "checkpointing": True}),
         pytest.param("untied_20m", {"checkpointing": True, "selective": True}, marks=pytest.mark.nightly),
         ("bf16_20m", {}),
     ],
@@ -38,8 +38,9 @@ def steps(name, batch=4, length=LENGTH, **way):
 def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says(name, way):
     from programs.real_step import measured
 
+    real = {"bf16" if key == "half" else key: bool(value) for key, value in way.items()}
     assert steps(name, **way).at(4).peak == pytest.approx(
-        measured(name, 4, LENGTH, **way)["peak"], rel=0.05
+        measured(name, 4, LENGTH, **real)["peak"], rel=0.05
     )
 
 
@@ -62,11 +63,14 @@ SHARDED = [
 def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp_path):
     found = counted(tmp_path, [case | {"batch": 4, "length": LENGTH} for case in SHARDED])
     for case, real in zip(SHARDED, found, strict=True):
-        way = {name: value for name, value in case.items() if name != "how"}
+        way = {name: value for name, value in case.items() if name not in ("how", "bf16")}
+        way["half"] = "bf16" if "bf16" in case else ""
         way["shards" if case["how"] == "fsdp" else "tensor"] = 2
         step = steps(**way).at(4)
         assert step.peak == pytest.approx(real["peak"], rel=0.05), case
-        assert sum(step.sent.values()) == pytest.approx(sum(real["sent"].values()), rel=0.01), case
+        assert sum(bytes_ for bytes_, _ in step.sent.values()) == pytest.approx(
+            sum(real["sent"].values()), rel=0.01
+        ), case
 
 
 @pytest.mark.nightly
@@ -106,7 +110,7 @@ def test_few_blocks_tell_what_all_of_them_need():
     """FSDP gathers the second block before the first is computed, so its peak is at another block than DDP's."""
     for way in (
         {},
-        {"shards": 2, "bf16": True, "checkpointing": True},
+        {"shards": 2, "half": "bf16", "checkpointing": True},
         {"tensor": 2},
         {"held": True, "rank": 16},
     ):
@@ -114,7 +118,7 @@ def test_few_blocks_tell_what_all_of_them_need():
         few, every = line.at(2), own_scaling.computed(*line, line.model.count)
         for name in ("peak", "weights", "trained"):
             assert getattr(few, name) == pytest.approx(getattr(every, name), rel=1e-6), (way, name)
-        assert few.sent == every.sent
+        assert {k: tuple(v) for k, v in few.sent.items()} == {k: tuple(v) for k, v in every.sent.items()}
         assert sum(map(len, every.work.values())) == sum(
             len(few.work[n]) * (4 if "inner" in n else 1) for n in few.work
         )
@@ -131,7 +135,7 @@ def test_other_batches_lie_on_the_line_of_two():
 
 def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
     weights = sum(p.nbytes for p in OwnModel(f"{FILE}:short_8b", (8,), True).template.parameters())
-    found = steps("short_8b", batch=1, length=2048, shards=8, bf16=True, checkpointing=True)
+    found = steps("short_8b", batch=1, length=2048, shards=8, half="bf16", checkpointing=True)
     assert found.at(1).weights == pytest.approx(weights / 8, rel=0.001)
     assert found.at(1).peak > 4 * weights / 8
 
@@ -144,17 +148,17 @@ def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
         (
             "llama_70b",
             ("--devices", "64", "--nodes", "8", "--batch", "64"),
-            "fsdp, bf16, activation checkpointing: ",
+            "fsdp, bf16, recomputed: ",
         ),
     ],
 )
-def test_8b_and_70b_are_planned_within_4_gib_and_two_minutes_of_the_processor(name, words, answer):
-    """Here in 0.7 GiB and 40 s. Not by the clock: other tests share the cores."""
+def test_8b_and_70b_are_planned_within_4_gib_and_a_minute_of_the_processor(name, words, answer):
+    """Here in 0.7 GiB and 25 s. Not by the clock: other tests share the cores."""
     options = f"--model {FILE}:{name} --input 4096 --tokens --optimizer adamw --gpu h100".split()
     command = [
         "prlimit",
         f"--data={4 * 2**30}",
-        "--cpu=120",
+        "--cpu=60",
         sys.executable,
         "-m",
         "mpdemo",
@@ -166,4 +170,4 @@ def test_8b_and_70b_are_planned_within_4_gib_and_two_minutes_of_the_processor(na
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(answer)
     left_out = [line for line in done.stdout.splitlines() if line.startswith("note: not planned:")]
-    assert all(line.endswith(" between the nodes") for line in left_out), left_out
+    assert all(" between the nodes" in line or "states alone need" in line for line in left_out), left_out

@@ -15,11 +15,19 @@ from torch._subclasses.fake_tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeStore", "FakeTensors"]
 __all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors", "without_cuda_guards"]
-__all__ += ["backward", "tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
+__all__ += ["backward", "keystr", "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map_only"]
+__all__ += ["tree_unflatten"]
 
 
 class FakeTensors(FakeTensorMode):

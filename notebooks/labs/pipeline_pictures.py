@@ -65,7 +65,7 @@ def best_split(model, usual, gpu, batch, microbatches):
     whole = OwnModel(model, (3, 224, 224), function=partial(of_course, model, **IMAGES))
     request = PlanRequest(whole, batch, devices=2, gpu=gpu, optimizer="momentum")
     size, names = batch // microbatches, block_names(model)
-    blocks = own_scaling.chain(own.steps_of(request, size, held=True), size, request.roof)
+    blocks = own_scaling.chain(own.steps_of(request, size, held=True), size, request.roof("fp32"))
     panels, steps = {}, []
     for points in (resolve_cut(names, usual, 2), balanced_cut([block.seconds for block in blocks], 2)):
         slices, crosses = stage_slices(points, len(blocks)), blocks[points[0] - 1].crossing

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from mpdemo.notebook.show import Bundle
 
-HEADINGS = "strategy", "fits", "peak (GiB)", "step (ms)", "runs compared with"
+HEADINGS = "strategy", "fits", "peak (GiB)", "step (ms)", "between", "runs compared with"
 
 
 def read(path) -> dict:
@@ -19,14 +19,14 @@ def read(path) -> dict:
 
 
 def table(rows, *names) -> Bundle:
-    """Show the plan of some strategies, or all, and with how many published runs such rows were compared."""
+    """Show the plan of some strategies, or of all, and with how many published runs such rows were compared."""
     texts = []
-    for name in names or rows:
+    for name in names or [name for name, row in rows.items() if row["memory_mib"]]:
         row = rows[name]
-        step = f"{1000 * row['seconds']:,.0f}" + (f" ± {row['spread']:.0%}" if row["spread"] else "")
-        runs = str(row["runs_compared"] or "none")
-        texts.append([name, "yes" if row["fits"] else "no", f"{row['memory_mib'] / 1024:.0f}", step, runs])
-    align = ["left", "left", "right", "right", "right"]
+        step, runs = f"{1000 * row['seconds']:,.0f}", str(row["runs_compared"] or "none")
+        between = " and ".join(f"{1000 * end:,.0f}" for end in row["between"] or ())
+        texts.append([name, row["fits"], f"{row['memory_mib'] / 1024:.0f}", step, between, runs])
+    align = ["left", "left", "right", "right", "right", "right"]
     plain, html = (
         tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html")
     )

@@ -33,14 +33,18 @@ CASES = [
 PIPELINE = {"name": "untied_20m", "batch": 16, "length": LENGTH}
 
 
-def planned(name, how=None, **way) -> dict:
+def planned(name, how=None, bf16=False, **way) -> dict:
     """Return what a plan says of a case, as `measured` does."""
+    way["half"] = ("bf16" if how else "autocast") if bf16 else ""
     if how:
         way["shards" if how == "fsdp" else "tensor"] = 2
     step = own.steps_of(
         PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), BATCH), BATCH, **way
     ).at(BATCH)
-    return {"peak": float(step.peak), "sent": step.sent}
+    return {
+        "peak": float(step.peak),
+        "sent": {kind: int(bytes_) for kind, (bytes_, _) in step.sent.items()},
+    }
 
 
 def stages() -> tuple:

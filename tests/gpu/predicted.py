@@ -32,13 +32,13 @@ def resnet():
 
 def predict(model, row, gpu) -> dict:
     """Return a measured row's memory in GiB and seconds per step, each beside what the plan says of it."""
-    way = {"bf16": True, "checkpointing": "checkpointing" in row["options"]}
+    way = {"precision": "autocast", "checkpointing": "checkpointing" in row["options"]}
     request = PlanRequest(model, batch=row["batch"], gpu=gpu)
-    plan = own.with_spread(request, partial(own.replicated, parts=(1,), **way))
+    plan = own.with_times(request, partial(own.replicated, parts=(1,), **way))
     facts = {name: row[name] for name in ("model", "options", "batch")} | {"gpu": gpu}
     memory = {"measured_gib": row["peak_memory_gib"], "predicted_gib": plan.memory / 2**30}
     times = {"measured_seconds": row["median_seconds"], "predicted_seconds": plan.seconds}
-    return facts | memory | times | {"predicted_spread": plan.spread}
+    return facts | memory | times | {"predicted_spread": max(plan.between) / plan.seconds - 1}
 
 
 def main():

@@ -49,4 +49,4 @@ def planned(batch, bf16=False, recompute=False, size=SIZE, on="cpu") -> float:
     """Return the bytes at the peak of such a step by the plan."""
     model = OwnModel("gpt", (LENGTH,), tokens=True, function=partial(model_of, size, on=on))
     request = PlanRequest(model, batch, optimizer="adamw")
-    return own.replicated(request, parts=(1,), bf16=bf16, checkpointing=recompute).memory
+    return own.replicated(request, "autocast" if bf16 else "fp32", (1,), checkpointing=recompute).memory

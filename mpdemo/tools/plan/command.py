@@ -20,10 +20,10 @@ from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors, 
 from mpdemo.options import add_options, option_name, options_from
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.tools.plan import strategies
-from mpdemo.tools.plan.efficiency import AT_BEST, COMPILED, MEASURED
+from mpdemo.tools.plan.efficiency import COMPILED, known_of
 from mpdemo.tools.plan.gpus import GPUS
-from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PlanRequest, mib
-from mpdemo.tools.plan.roof import MIB, RESERVE, STATES
+from mpdemo.tools.plan.request import BILLION_UPDATES, CORES, PRECISIONS, PlanRequest, mib
+from mpdemo.tools.plan.roof import MIB, OPTIMIZERS, RESERVE
 from mpdemo.tools.terminal import Progress, wrapped
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
@@ -95,7 +95,10 @@ class PlanOptions:
     gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
         None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
     )
-    optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    optimizer: Literal[tuple(OPTIMIZERS)] = Field("sgd", description="for its memory and its time")
+    precision: Literal[tuple(PRECISIONS)] | None = Field(
+        None, description="in which all strategies compute; without it bf16, or autocast on one device"
+    )
     total: Annotated[float, BeforeValidator(_total)] | None = Field(
         None,
         description="tokens or images of the whole run, 300e9, or epochs x images, 90x1281167: tells GPU hours",
@@ -107,7 +110,8 @@ class PlanOptions:
         None,
         description="what kernels reach of the data sheet: a record of make gpu-record, or a torch.profiler trace",
     )
-    compile: bool = Field(False, description="estimate the times of steps that torch.compile compiles")
+    compile: bool = Field(False, description="plan steps that torch.compile compiles, which keep less")
+    all: bool = Field(False, description="also print what another strategy beats in memory and in time")
     json: str | None = Field(None, description="also write the rows to this file")
 
     @property
@@ -166,7 +170,8 @@ def answer(options, progress) -> tuple:
     progress(f"planning: building {options.model}")
     request = request_of(options, lambda strategy: progress(f"planning: {strategy}"))
     rows = strategies.compare(request)
-    lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
+    shown = strategies.shown(request, rows)
+    lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, shown)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
     text = "\n".join([*lines, "", wrapped(TO_TRAIN)])
     # names and errors of a reader's model are in it
@@ -178,14 +183,22 @@ def notes(request, rows) -> list:
     sheet, (best, *_) = GPUS[request.gpu], rows
     found = [
         f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
-        f"{request.model.described()}, unless a row says bf16",
+        f"{request.model.described()}",
+        *(f"{name}: {PRECISIONS[name]}" for name in dict.fromkeys(row.rule.precision for row in rows)),
         f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
         f"data sheet of {request.gpu} ({sheet.source}); {request.efficiency.basis}",
-        "beside a peak stands with how many peaks of a GPU such rows were compared, and beside a time with how many "
-        "published runs; a time that was compared with none has no interval, and may be off by more",
+        f"compiled: torch.compile fuses memory-bound kernels, which then take {COMPILED:.0%} of their time, as in a "
+        "GPT on an H100; so may kernels that are fused by hand",
+        "runs: with how many published runs such rows were compared. A time that was compared with none has no "
+        "interval, and may be off by more. The order of the strategies is estimated as well: time the first two",
     ]
-    if best.fits and (most := best.predicted.most()):
+    if best.fits != "no" and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
+    for row in [row for row in strategies.shown(request, rows) if row.fits == "perhaps"]:
+        fused = row.predicted.fused
+        what = f"{mib(fused)} if its kernels are fused, as by torch.compile" if fused else (
+            "it is within 5 % of the limit, and peaks that a GPU measured were up to 4.3 % off")  # fmt: skip
+        found.append(f"{row.answer} perhaps fits: {what}")
     found += [_of_host(row.answer, row.predicted) for row in rows if row.predicted and row.predicted.moved]
     found += request.model.notes
     if request.model.channels_first and "bf16" in sheet.peaks:
@@ -193,26 +206,23 @@ def notes(request, rows) -> list:
             "times are those of channels-last convolutions, as tensor cores want them: convert model and images "
             "with .to(memory_format=torch.channels_last). Channels-first, a ResNet-50 on an H100 took 1.8 times as long"
         )
-    if request.efficiency.compiled < 1:
-        found.append(
-            f"torch.compile fuses memory-bound kernels, which then take {COMPILED:.0%} of their time, as in a GPT on "
-            "an H100; memory is that without it"
-        )
     if request.optimizer == "adamw":
         found.append(
-            "memory is that of AdamW(fused=True); without it, an update takes once more the memory of what it updates, "
-            "and the time that is planned; with it, about a third of this time"
+            "adamw is PyTorch's default (foreach): its update takes the memory of the weights once more, and three "
+            "times as long as that of AdamW(fused=True), which is --optimizer adamw-fused"
         )
     if request.devices > 1:
-        found += [
-            "DDP as PyTorch sets it has the gradients twice; gradient_as_bucket_view=True saves "
-            f"{mib(request.model.trained)}",
-            "tensor parallelism splits no embedding and no output layer; a pipeline's memory is a sum over blocks",
-        ]
+        found.append(
+            "tensor parallelism splits no embedding and no output layer; a pipeline's memory is a sum over blocks"
+        )
     reasons = dict.fromkeys(row.reason for row in rows if row.reason)
     for reason in reasons:
-        answers = [row.answer for row in rows if row.reason == reason]
-        found.append(f"not planned: {'; '.join(answers)}: {reason}")
+        meshes = dict.fromkeys(row.rule.mesh for row in rows if row.reason == reason)
+        found.append(f"not planned: {', '.join(meshes)}: {reason}")
+    if not request.everything:
+        found.append(
+            "what another strategy beats in memory and in time is left out; --all prints it, and float32"
+        )
     return found
 
 
@@ -234,8 +244,7 @@ def request_of(options, progress) -> PlanRequest:
     from mpdemo.tools.plan.records import efficiency_of
 
     gpu = options.gpu or "a100"
-    efficiency = efficiency_of(options.record, gpu) if options.record else MEASURED.get(gpu, AT_BEST)
-    efficiency = efficiency._replace(compiled=COMPILED if options.compile else 1.0)
+    efficiency = efficiency_of(options.record, gpu) if options.record else known_of(gpu)
     if options.own_model:
         shape = options.input and tuple(map(int, options.input.split(",")))
         model = OwnModel(options.model, shape, options.tokens)
@@ -245,7 +254,7 @@ def request_of(options, progress) -> PlanRequest:
         model = OwnModel(options.model, shape, function=partial(of_course, options.model, **images))
     same = {
         name: getattr(options, name)
-        for name in ("batch", "devices", "nodes", "optimizer", "total", "price")
-    }
+        for name in ("batch", "devices", "nodes", "optimizer", "total", "price", "precision")
+    } | {"compiled": options.compile, "everything": options.all}
     memory = options.gpu_memory or GPUS[gpu].memory
     return PlanRequest(model, memory=memory, gpu=gpu, efficiency=efficiency, progress=progress, **same)

@@ -7,6 +7,7 @@ was 3 of 35 GiB, which an H100 did not need. Others have one kernel on a GPU and
 norm, dropout, attention with dropout, and recurrent layers.
 """
 
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
 from types import FunctionType
@@ -14,9 +15,11 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from mpdemo.predict.counting import has_16_bits
+from mpdemo.tools.plan.loading import without_device
 from mpdemo.tools.plan.request import NotPlanned
 
 
@@ -40,10 +43,24 @@ QUESTIONS = {
 
 
 class OnGpu(TorchFunctionMode):
-    """In a ``with`` block, what is done to fake tensors of a CPU is what would be done on a GPU."""
+    """In a ``with`` block, what is done to fake tensors of a CPU is what would be done on a GPU, perhaps compiled."""
+
+    def __init__(self, compiled=False):
+        super().__init__()
+        self.compiled = compiled
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.to) and (
+            func is torch.Tensor.cuda or _names_a_gpu(args, kwargs)
+        ):
+            return without_device(args, kwargs)
+        if _names_a_gpu((), kwargs):
+            kwargs["device"] = "cpu"
+        if self.compiled and func is functional.cross_entropy and not args[1].is_floating_point():
+            return _FusedLoss.apply(args[0])
+        if self.compiled and func is torch.Tensor.float and has_16_bits(args[0]):
+            return args[0]  # in the registers of the next kernel
         if args and has_16_bits(args[0]) and torch.is_autocast_enabled("cpu"):
             if func in IN_16_BITS:
                 return IN_16_BITS[func](*args, **kwargs)
@@ -58,6 +75,28 @@ class OnGpu(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args, kwargs = _without_dropout(args, kwargs)
         return _seen_inside(self, func, args, kwargs)
+
+
+@contextmanager
+def in_eager_mode():
+    """Compile nothing of a reader's code, and take flex attention, which no CPU computes, for one of all pairs."""
+    parts = {"_validate_device": lambda *_: None, "flex_attention_hop": _flex}
+    with torch.compiler.set_stance("force_eager"), patch.multiple(flex_attention, **parts):
+        yield
+
+
+def _flex(query, key, value, *_):
+    out = functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    return out, *(out.new_empty(out.shape[:-1], dtype=torch.float32) for _ in range(2))
+
+
+def _names_a_gpu(args, kwargs) -> bool:
+    """Return whether an operation names a GPU, which the model's code took for granted."""
+    return any(
+        str(value).startswith("cuda")
+        for value in (*args[1:], kwargs.get("device"))
+        if not isinstance(value, torch.Tensor)
+    )
 
 
 def _without_dropout(args, kwargs):
@@ -95,6 +134,19 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx, gradient):
         (output,) = ctx.saved_tensors
         return torch.empty_like(output, dtype=ctx.dtype)
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Shapes of a cross entropy that is fused with its softmax: its gradient takes the place of the logits."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        ctx.save_for_backward(logits)
+        return logits.new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0]
 
 
 def _cross_entropy(

@@ -27,17 +27,17 @@ class Gpu(NamedTuple):
     source: str
 
 
-def _gpu(mib, fp32, tf32, bf16, terabytes, link, between, host, microseconds, source):
+def _gpu(mib, fp32, tf32, half, terabytes, link, between, host, microseconds, source):
     """Return a line of the table below, whose units are those of data sheets."""
-    peaks = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": bf16 * 1e12}
+    peaks = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16" if tf32 else "fp16": half * 1e12}
     peaks = {precision: peak for precision, peak in peaks.items() if peak}
     links = link * 1e9, between * 1e9, host * 1e9
     return Gpu(mib * 2**20, peaks, terabytes * 1e12, *links, microseconds * 1e-6, source)
 
 
-# Part of a GPU's name -> MiB; TFLOP/s in fp32, tf32, bf16; TB/s; GB/s in a node, between nodes, to the host; us; source
+# Part of a GPU's name -> MiB; TFLOP/s: fp32, tf32, 16 bits; TB/s; GB/s in a node, between nodes, to a host; us; source
 GPUS = {
-    "v100":    _gpu( 32_768,  15.7,     0,      0,   0.9, 150, 25, 16, 5, NVIDIA + "v100/"),
+    "v100":    _gpu( 32_768,  15.7,     0,  125.0,   0.9, 150, 25, 16, 5, NVIDIA + "v100/"),
     "a100":    _gpu( 40_960,  19.5, 156.0,  312.0, 1.555, 300, 25, 32, 5, NVIDIA + "a100/"),
     "a100-80": _gpu( 81_920,  19.5, 156.0,  312.0, 2.039, 300, 25, 32, 5, NVIDIA + "a100/"),
     "h100":    _gpu( 81_559,  67.0, 495.0,  989.0,  3.35, 450, 50, 64, 4, NVIDIA + "h100/"),

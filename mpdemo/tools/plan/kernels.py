@@ -1,7 +1,9 @@
 """Note what every kernel of a model computes and moves, on fake tensors."""
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.private_torch import TorchDispatchMode
@@ -29,7 +31,7 @@ class Kernels(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.work = []
+        self.work, self.kept = [], None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
@@ -47,6 +49,8 @@ class Kernels(TorchDispatchMode):
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
             operations, kind = 0, MEMORY
             if formula:
+                if self.kept:
+                    self.kept.keep(inputs + outputs)
                 kind = kind_of(func._schema.name, has_16_bits(args[0]))
                 shapes = every_head(args) if kind == ATTENTION else args
                 operations = formula(*shapes, **(kwargs or {}), out_val=result)
@@ -56,6 +60,38 @@ class Kernels(TorchDispatchMode):
                 parts = (operations, 0, 0) if kind == CONVOLUTION_32 else (0, operations, 0)
             self.work.append((*parts, sum(t.nbytes for t in inputs + outputs), kind))
         return result
+
+
+class KeptByProducts(saved_tensors_hooks):
+    """In a ``with`` block, nothing is kept for the backward pass but what products read and write.
+
+    So it is once torch.compile has fused what lies between: that is computed again as it is read, unless a product is
+    to read it.
+    """
+
+    def __init__(self):
+        super().__init__(self._pack, self._unpacked)
+        self.products, self.held = set(), []
+
+    def keep(self, values):
+        """Keep the tensors in these values."""
+        self.products |= {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors_in(values)}
+
+    def drop(self):
+        """Let go of what was packed and no product has seen."""
+        for held in self.held:
+            if StorageWeakRef(held[0].untyped_storage()) not in self.products:
+                held[0] = None
+        self.held = []
+
+    def _pack(self, tensor):
+        self.held.append([tensor, tensor.size(), tensor.stride(), tensor.dtype])
+        return self.held[-1]
+
+    @staticmethod
+    def _unpacked(held):
+        tensor, size, stride, dtype = held
+        return torch.empty_strided(size, stride, dtype=dtype) if tensor is None else tensor
 
 
 def kind_of(name, half) -> int:

@@ -95,6 +95,14 @@ def build(function, name):
     raise UserError(f"--model {name}() ends with {error_line(last)}; allowed: a function without arguments")
 
 
+def without_device(args, kwargs):
+    """Do what ``.cuda`` or ``.to`` does to a tensor, but for the device."""
+    given = [getattr(value, "dtype", value) for value in (*args[1:], *kwargs.values())]
+    kinds = [value for value in given if isinstance(value, torch.dtype)]
+    form = {name: kwargs[name] for name in ("memory_format",) if kwargs.get(name)}
+    return torch.Tensor.to(args[0], *(kinds or [args[0].dtype]), **form)
+
+
 class WithoutNumbers(TorchFunctionMode):
     """Make tensors on meta, but short ones and ranges with their numbers; GPUs are left alone.
 
@@ -104,10 +112,7 @@ class WithoutNumbers(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if function in (torch.Tensor.cuda, torch.Tensor.to):  # type and layout change, not the device
-            given = [getattr(value, "dtype", value) for value in (*args[1:], *kwargs.values())]
-            kinds = [value for value in given if isinstance(value, torch.dtype)]
-            form = {name: kwargs[name] for name in ("memory_format",) if kwargs.get(name)}
-            return torch.Tensor.to(args[0], *(kinds or [args[0].dtype]), **form)
+            return without_device(args, kwargs)
         if function in device_constructors():
             on_meta = function(*args, **kwargs | {"device": "meta"})
             read = function in RANGES or 0 < on_meta.numel() <= LARGEST_READ

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from mpdemo.errors import UserError, error_line
@@ -16,9 +17,11 @@ from mpdemo.models.private_torch import (
     DynamicOutputShapeException,
     FakeTensors,
     tree_flatten,
+    tree_flatten_with_path,
     tree_unflatten,
 )
 from mpdemo.predict.counting import LiveMemory, size
+from mpdemo.tools.plan.gpu_operations import OnGpu, in_eager_mode
 from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.layers import (
     FEW,
@@ -30,7 +33,7 @@ from mpdemo.tools.plan.layers import (
     shared,
 )
 from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
-from mpdemo.tools.plan.variants import with_blocks, without_values
+from mpdemo.tools.plan.variants import not_scaled, told, with_blocks, without_values
 
 SAMPLES = 2  # of the batch on which a model is tried
 
@@ -50,8 +53,10 @@ class OwnModel:
     def __init__(self, name, input_shape=None, tokens=False, function=None):
         self.name, self.notes, self.returns_loss, self.chain = name, [], False, False
         self.template, inputs = called(function or imported(name), name)
-        leaves, self.structure = tree_flatten(
-            self._zeros(input_shape, tokens) if inputs is None else inputs
+        given = self._zeros(input_shape, tokens) if inputs is None else inputs
+        (paths, leaves), self.structure = (
+            zip(*tree_flatten_with_path(given)[0], strict=True),
+            tree_flatten(given)[1],
         )
         self.like = [
             (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
@@ -61,6 +66,7 @@ class OwnModel:
             raise UserError(
                 f"--model {name}() returns inputs without a tensor; allowed: a tensor, a tuple or a dict"
             )
+        self.notes += not_scaled(paths, self.like, self.samples[0])
         if any(is_lazy(p) for p in self.template.parameters()):
             with torch.no_grad(), quiet(), WithoutNumbers():
                 self.compute(self.template, self.inputs(SAMPLES, "meta"))
@@ -71,7 +77,7 @@ class OwnModel:
         self.few = self.count > FEW[1] and self._learn(FEW[0]) is None and self._alike()
         if not self.few:
             self._learn_whole()
-        self._note()
+        self.notes += told(self.template, self.blocks_of(self.template), self.unused)
 
     def _zeros(self, input_shape, tokens):
         """Return a batch of the shape that the reader gives, of tokens or of the type of the weights."""
@@ -83,7 +89,7 @@ class OwnModel:
 
     def _learn(self, count):
         """Compute a batch with so many of the equal blocks, and learn from it; return the error if that fails."""
-        with FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
+        with FakeTensors(allow_non_fake_inputs=True), in_eager_mode(), quiet(), OnGpu():
             module = self.copy(count)
             try:
                 outputs, layers = layers_entered(module, lambda: self.compute(module, self.inputs(SAMPLES)))
@@ -121,7 +127,8 @@ class OwnModel:
             quiet(),
             memory,
             FakeTensors(allow_non_fake_inputs=True),
-            torch.compiler.set_stance("force_eager"),
+            in_eager_mode(),
+            OnGpu(),
         ):
             module = self.copy(self.count)
             for block in blocks_in(module.get_submodule(self.list)):
@@ -165,7 +172,12 @@ class OwnModel:
                 "and a plan has none; allowed: a model of which only shapes decide what it computes"
             )
         what = f"a step of --model {self.name} with samples of shape {tuple(self.samples[1:])} does not run without"
-        return UserError(f"{what} numbers ({error_line(error)}); is that the shape of a sample?")
+        ask = (
+            "are samples tokens? Then add --tokens"
+            if "'indices'" in str(error)
+            else "is that the shape of a sample?"
+        )
+        return UserError(f"{what} numbers ({error_line(error)}); {ask}")
 
     def described(self) -> str:
         """Return the shape of a sample and the types of the parameters, as text."""
@@ -187,6 +199,11 @@ class OwnModel:
         return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))
 
     @property
+    def batch_norm(self):
+        """Whether a layer keeps averages, which stay in float32."""
+        return any(isinstance(part, _BatchNorm) for part in self.template.modules())
+
+    @property
     def all_trained(self):
         """Whether no parameter is frozen."""
         return all(p.requires_grad for p in self.template.parameters())
@@ -204,18 +221,6 @@ class OwnModel:
             part.weight.is_contiguous(memory_format=torch.channels_last) for part in convolutions
         )
 
-    def _note(self):
-        """Note what the reader may not know."""
-        for names in shared(self.template):
-            self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
-        if any(isinstance(part, nn.RNNBase) for part in self.template.modules()):
-            self.notes.append("of recurrent layers the gates and states are counted; cuDNN may keep more")
-        if self.unused:
-            some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
-            self.notes.append(
-                f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
-            )
-
     @cache  # noqa: B019 - as long as the model
     def _shortened(self, count):
         return with_blocks(self.template, self.list, count) if count != self.count else self.template
@@ -224,13 +229,14 @@ class OwnModel:
         """Return a copy with so many of the equal blocks, on fake tensors within a ``FakeTensorMode``."""
         return without_values(self._shortened(count))
 
-    def inputs(self, size, device="cpu"):
+    def inputs(self, size, device="cpu", in_16_bits=False):
         """Return a batch of `size` samples, of zeros."""
         leaves = list(self.like)
         for number, leaf in enumerate(self.like):
             if isinstance(leaf, tuple):
                 shape, kind = leaf
                 shape = (size, *shape[1:]) if shape[:1] == self.samples[:1] else shape
+                kind = torch.bfloat16 if in_16_bits and kind.is_floating_point else kind
                 leaves[number] = torch.zeros(shape, dtype=kind, device=device)
         return tree_unflatten(leaves, self.structure)
 

@@ -32,6 +32,10 @@ class Line(NamedTuple):
         found = start.towards(end, (size - self.size) / (self.other - self.size))
         return found or self._computed(size)
 
+    def eager(self):
+        """Return the steps of eager kernels, whose time is known; that of compiled ones is a fraction of it."""
+        return self._replace(way=self.way._replace(compiled=False))
+
     @property
     def other(self):
         """The second size."""

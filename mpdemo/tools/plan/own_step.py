@@ -25,8 +25,8 @@ from mpdemo.errors import error_line
 from mpdemo.models.private_torch import FakeStore, FakeTensors, backward, without_cuda_guards
 from mpdemo.predict.counting import CountMessages, LiveMemory, local, size
 from mpdemo.tools.plan import variants
-from mpdemo.tools.plan.gpu_operations import OnGpu
-from mpdemo.tools.plan.kernels import Kernels
+from mpdemo.tools.plan.gpu_operations import OnGpu, in_eager_mode
+from mpdemo.tools.plan.kernels import KeptByProducts, Kernels
 from mpdemo.tools.plan.layers import FEW, differentiable
 from mpdemo.tools.plan.loading import quiet
 from mpdemo.tools.plan.request import IN_BLOCKS, NotPlanned
@@ -36,7 +36,7 @@ from mpdemo.tools.plan.roof import kernel_seconds
 class Way(NamedTuple):
     """How one process computes its part of a step."""
 
-    bf16: bool = False
+    half: str = ""  # how it computes in 16 bits, as "autocast" or as "bf16", if it does
     checkpointing: bool = False  # activation checkpointing of the blocks
     selective: bool = False  # which keeps what products have computed
     offload: bool = False  # weights, gradients and states to the host, by FSDP
@@ -45,11 +45,12 @@ class Way(NamedTuple):
     tensor: int = 1  # processes that split the Linears of every block
     held: bool = False  # whether the gradients of an earlier microbatch are there
     rank: int = 0  # of LoRA's adapters; 0: none
+    compiled: bool = False  # by torch.compile
 
     @property
     def is_sharded(self):
-        """Whether FSDP divides the model, which then casts it as well."""
-        return self.shards * self.copies > 1 or self.offload
+        """Whether FSDP divides the model, or casts it, as PyTorch's replicate does as well."""
+        return self.shards * self.copies > 1 or self.offload or (self.half == "bf16" and not self.rank)
 
 
 class Step(NamedTuple):
@@ -57,7 +58,7 @@ class Step(NamedTuple):
 
     levels: dict  # arrays: the bytes of all tensors, each time that they grew
     work: dict  # arrays of `Kernels.work`
-    sent: dict  # collective -> bytes
+    sent: dict  # collective -> an array: bytes, messages
     weights: int  # bytes, as the next ones; of one process
     trained: int  # the gradients
     buffers: int
@@ -88,7 +89,7 @@ class Step(NamedTuple):
             return None
         times = count - FEW[0]
         levels = {name: a + times * (more.levels[name] - a) for name, a in self.levels.items()}
-        sent = {kind: bytes_ + times * (more.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
+        sent = {kind: each + times * (more.sent[kind] - each) for kind, each in self.sent.items()}
         weights, trained, buffers = (a + times * (b - a) for a, b in zip(self[3:6], more[3:6], strict=True))
         return Step(levels, more.work, sent, weights, trained, buffers, more.crossing, inner=times)
 
@@ -98,7 +99,7 @@ class Step(NamedTuple):
         if any(a.keys() != b.keys() or any(len(a[name]) != len(b[name]) for name in a) for a, b in pairs):
             return None
         levels, work = ({name: a[name] + share * (b[name] - a[name]) for name in a} for a, b in pairs)
-        sent = {kind: bytes_ + share * (other.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
+        sent = {kind: each + share * (other.sent[kind] - each) for kind, each in self.sent.items()}
         return self._replace(levels=levels, work=work, sent=sent)
 
 
@@ -130,6 +131,7 @@ def step(model, way, states, batch, count) -> Step:
     with world, quiet(), memory, without_surprises():
         with fake:
             module = model.copy(count)
+        kernels.kept = KeptByProducts() if way.compiled else None
         phases = Phases(memory, kernels)
         _vary(model, module, way, fake, sent, phases)
         with fake:
@@ -140,10 +142,15 @@ def step(model, way, states, batch, count) -> Step:
             if way.offload:
                 phases.offload(module)
             phases.enter("before")
-            with kernels, sent if way.is_sharded else nullcontext(), OnGpu():
-                inputs = model.inputs(batch)
-                with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
+            on_gpu = OnGpu(way.compiled)
+            with kernels, sent if way.is_sharded else nullcontext(), on_gpu:
+                inputs = model.inputs(batch, in_16_bits=way.rank and way.half == "bf16")
+                with (
+                    kernels.kept or nullcontext(),
+                    torch.autocast("cpu", torch.bfloat16, enabled=way.half == "autocast"),
+                ):
                     outputs = model.compute(module, inputs)
+                on_gpu.compiled = False  # outside the module
                 loss = model.loss(outputs)  # inputs and outputs stay, as in a loop that a reader writes
                 phases.enter("backward")
                 backward(loss)
@@ -154,7 +161,10 @@ def step(model, way, states, batch, count) -> Step:
             for tensors in (module.parameters(), trained, module.buffers())
         ]
     weights, gradients, buffers = sizes
-    return Step(*phases.found(), sent.by_kind(), weights + buffers, gradients, buffers, phases.crossing)
+    each = defaultdict(lambda: np.zeros(2))
+    for kind, bytes_ in sent.messages:
+        each[kind] += bytes_, 1
+    return Step(*phases.found(), dict(each), weights + buffers, gradients, buffers, phases.crossing)
 
 
 def _vary(model, module, way, fake, sent, phases):
@@ -162,7 +172,9 @@ def _vary(model, module, way, fake, sent, phases):
     blocks = model.blocks_of(module)
     with fake:
         if way.rank:
-            variants.adapt(module, blocks, way.rank)
+            variants.adapt(
+                module, blocks, way.rank, torch.bfloat16 if way.half == "bf16" else torch.float32
+            )
         by_rows = variants.split_layers(blocks, way.tensor) if way.tensor > 1 else []
     if way.checkpointing:
         variants.recompute(blocks, variants.PRODUCTS if way.selective else ())
@@ -177,12 +189,17 @@ def _vary(model, module, way, fake, sent, phases):
 
 
 def _shard(module, layers, way):
-    """Divide the layers one by one, and what is left with the whole module."""
-    if way.bf16 and any(isinstance(part, _BatchNorm) for part in module.modules()):
-        raise NotPlanned("batch norm keeps its averages in float32, so FSDP cannot compute it in bf16")
+    """Divide the layers one by one, and what is left with the whole module.
+
+    Autocast decides what is computed in 16 bits: its layers then hand on float32, as without FSDP.
+    """
+    if way.half and any(isinstance(part, _BatchNorm) for part in module.modules()):
+        raise NotPlanned("batch norm keeps its averages in float32, so FSDP cannot compute it in 16 bits")
     names = {"mesh_dim_names": ("replicate", "shard")} if way.copies > 1 else {}
     mesh = init_device_mesh("cpu", (way.copies, way.shards) if way.copies > 1 else (way.shards,), **names)
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if way.bf16 else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if way.half else MixedPrecisionPolicy()
+    if way.half == "autocast":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, False)
     for layer in [*layers, module]:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
 
@@ -211,6 +228,8 @@ class Phases:
         """Begin a phase; what happened since the last one began is that one's."""
         self.levels[self.now] += self.memory.levels["cpu"]
         self.work[self.now] += self.kernels.work
+        if self.kernels.kept:
+            self.kernels.kept.drop()
         for p in self.on_host:
             if p.grad is not None:
                 self.memory.move(local(p.grad).untyped_storage(), "host")
@@ -230,6 +249,8 @@ class Phases:
             )
 
     def _begin(self, place, inputs):
+        if self.kernels.kept:
+            self.kernels.kept.keep(inputs)
         self.enter(f"forward {place}")
         if place == "first":
             self._at_gradient(inputs, "backward before")
@@ -257,9 +278,8 @@ def without_surprises():
     """Free nothing at a moment that differs from run to run, compile nothing, warn of nothing."""
     collected = gc.isenabled()
     gc.disable()
-    eager, quiet = torch.compiler.set_stance("force_eager"), warnings.catch_warnings(action="ignore")
     try:
-        with without_cuda_guards(), eager, quiet:
+        with without_cuda_guards(), in_eager_mode(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         if collected:

@@ -22,10 +22,10 @@ from mpdemo.tools.plan.efficiency import (
     CONVOLUTION,
     CONVOLUTION_32,
     KINDS,
-    MEASURED,
     MEMORY,
     OPTIMIZER,
     PRODUCT,
+    known_of,
 )
 from mpdemo.tools.plan.gpus import named
 from mpdemo.tools.plan.roof import kernel_seconds, roof
@@ -56,7 +56,7 @@ def efficiency_of(file, gpu):
 
 
 def _shown(file, content, gpu):
-    known = MEASURED.get(gpu, AT_BEST)
+    known = known_of(gpu)
     device, when = content.get("device"), f"PyTorch {content.get('torch')}, {str(content.get('date'))[:10]}"
     if "traceEvents" in content:
         device, when = (content.get("deviceProperties") or [{}])[0].get("name"), "trace"
@@ -68,8 +68,6 @@ def _shown(file, content, gpu):
     if when == "trace":
         kernels = [event for event in content["traceEvents"] if event.get("cat") == "kernel"]
         rows = _of_trace(file, content["traceEvents"], kernels, roof(gpu, AT_BEST)._replace(launch=0.0))
-        if any("nccl" in kernel["name"] for kernel in kernels):  # what messages slow down is in it
-            known = known._replace(several=1.0)
     else:
         rows = list(_of_record(content["parts"], together))
     if not rows:
@@ -109,11 +107,11 @@ def _of_record(parts, together):
 def _of_trace(file, events, kernels, limits) -> list:
     """Return the rows of a trace, each an operation and its kernels."""
     operations = {
-        event["args"].get("External id"): event for event in events if event.get("cat") == "cpu_op"
+        event.get("args", {}).get("External id"): event for event in events if event.get("cat") == "cpu_op"
     }
     spent, rows = defaultdict(float), []
     for kernel in kernels:
-        spent[kernel["args"].get("External id")] += kernel["dur"] / 1e6
+        spent[kernel.get("args", {}).get("External id")] += kernel["dur"] / 1e6
     if not kernels:
         raise UserError(
             f"--record {file} has no kernels of a GPU; allowed: a trace with ProfilerActivity.CUDA"
@@ -123,7 +121,7 @@ def _of_trace(file, events, kernels, limits) -> list:
         for number, seconds in spent.items()
         if number in operations and seconds
     ]
-    if not any("Input Dims" in operation["args"] for operation, _ in known):
+    if not any("Input Dims" in operation.get("args", {}) for operation, _ in known):
         raise UserError(
             f"--record {file} has no shapes; allowed: a trace of torch.profiler.profile(record_shapes=True)"
         )

@@ -1,72 +1,51 @@
-"""What is to be planned, the rules that try to make it fit, and what one way to train needs."""
+"""What is to be planned, and what one way to train needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.tools.plan.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.tools.plan.efficiency import Efficiency, known_of
 from mpdemo.tools.plan.gpus import GPUS
-from mpdemo.tools.plan.roof import MIB, RESERVE, STATES, roof
+from mpdemo.tools.plan.roof import MIB, OPTIMIZERS, RESERVE, roof
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
-
-
-FUSED = {"sgd": 3, "momentum": 5, "adamw": 7}  # values that a fused update moves per parameter
 # The host is assumed: 32 cores, each of which moves 28 bytes of AdamW's in 3.2 ns, as measured on one core in notebook
-# 12. Together that is 280 GB/s, and eight channels of DDR5-4800 have 307, so more cores would hardly help.
+# 74. Together that is 280 GB/s, and eight channels of DDR5-4800 have 307, so more cores would hardly help.
 CORES, BILLION_UPDATES = 32, 3.2
+# How a step computes -> what it is, in words. Master weights, gradients and states stay in float32 in all of them.
+PRECISIONS = {
+    "fp32": "float32, in which a GPU's convolutions are TF32 and its matrix products are not",
+    "tf32": 'TF32 in matrix products as well: torch.set_float32_matmul_precision("high")',
+    "autocast": "torch.autocast to bfloat16, also under FSDP, which gathers weights in 16 bits",
+    "fp16": "torch.autocast to float16, with a GradScaler",
+    "bf16": "weights and activations cast to bfloat16, as by FSDP's MixedPrecisionPolicy, and for DDP by replicate's; "
+    "no autocast",
+}
 
 
 class NotPlanned(UserError):
     """Why a strategy is not planned for a model, in words."""
 
 
-class NotNeeded(NotPlanned):
-    """A strategy that has no row, since one that saves less memory fits."""
-
-
 class Rule(NamedTuple):
-    """One question of the decision, and the answer where it fits."""
+    """One way to train: a mesh, a precision, and what is computed twice."""
 
-    answer: str
-    why: str  # a sentence with {parts} and {devices}
+    mesh: str
+    precision: str
+    again: str  # one of `mpdemo.tools.plan.own.AGAIN`
+    why: str  # a sentence with {devices}
     find: Callable  # request -> the first `Prediction` that fits, or that needs least
 
+    @property
+    def kind(self) -> str:
+        """What it is compared by: with a run that recomputes less or in other parts, too."""
+        return ", ".join([self.mesh, *([self.precision] if self.precision != "fp32" else [])])
 
-ACCUMULATION, CHECKPOINTING = ", gradient accumulation", ", activation checkpointing"
-BOTH = ", bf16" + CHECKPOINTING
-ALL = BOTH + ACCUMULATION
-SELECTIVE, OFFLOAD = ", bf16, selective checkpointing", BOTH + ", offload"
-WAYS = {  # how an answer goes on: how its batch fits, and the options of its finder
-    "": ("at once", {"parts": (1,)}),
-    ACCUMULATION: ("with gradient accumulation over {parts} microbatches", {"parts": None}),
-    ", bf16": ("in bf16", {"bf16": True}),
-    CHECKPOINTING: ("with activation checkpointing", {"checkpointing": True}),
-    BOTH: ("in bf16, with activation checkpointing", {"bf16": True, "checkpointing": True}),
-    SELECTIVE: (
-        "in bf16, with activation checkpointing that keeps what matrix products, convolutions and attention computed",
-        {"bf16": True, "checkpointing": True, "selective": True},
-    ),
-    OFFLOAD: (
-        "in bf16, with activation checkpointing, and weights, gradients and states in the host's memory",
-        {"bf16": True, "checkpointing": True, "offload": True},
-    ),
-    ALL: (
-        "in bf16, with activation checkpointing, over {parts} microbatches",
-        {"bf16": True, "checkpointing": True},
-    ),
-}
-
-
-def rules(answer, why, find, ways) -> list[Rule]:
-    """Return the rules of one strategy, for some of the `WAYS` in which its batch may fit."""
-    return [Rule(answer + way, f"{why} {WAYS[way][0]}", partial(find, **WAYS[way][1])) for way in ways]
-
-
-def _quiet(strategy: str) -> None:
-    """Say nothing of what is being planned."""
+    @property
+    def answer(self) -> str:
+        """What the table calls it."""
+        return self.kind + self.again
 
 
 @dataclass(frozen=True)
@@ -84,13 +63,19 @@ class PlanRequest:
     memory : float
         Bytes of one device; `RESERVE` of them are kept for CUDA.
     optimizer : str
-        "sgd", "momentum" or "adamw".
+        One of `mpdemo.tools.plan.roof.OPTIMIZERS`.
     gpu : str
         One of `mpdemo.tools.plan.gpus.GPUS`, whose data sheet the times are from. An A100 of 40 GiB by default.
     total, price : float, optional
         Tokens, images or samples of the whole run, and what an hour of one GPU costs.
     efficiency : Efficiency
         What its kernels reach of the data sheet; without it what is known of that GPU.
+    precision : str, optional
+        One of `PRECISIONS`, in which all ways compute; without it the usual one in 16 bits.
+    compiled : bool
+        Whether torch.compile has compiled the step, which then keeps less.
+    everything : bool
+        Whether to plan also what is seldom best: float32, for instance.
     """
 
     model: Any
@@ -103,21 +88,29 @@ class PlanRequest:
     total: float | None = None
     price: float | None = None
     efficiency: Efficiency | None = None
-    progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
+    precision: str | None = None
+    compiled: bool = False
+    everything: bool = False
+    progress: Callable = field(default=lambda way: None, compare=False)  # is told what is being planned
 
     def __post_init__(self):
-        known = self.efficiency or MEASURED.get(self.gpu, AT_BEST)
-        object.__setattr__(self, "efficiency", known)
+        object.__setattr__(self, "efficiency", self.efficiency or known_of(self.gpu))
 
     @property
-    def roof(self):
-        """What a device does per second."""
-        return roof(self.gpu, self.efficiency)
+    def precisions(self) -> list:
+        """What the ways compute in, the same for all: what is usual, and with `everything` float32 as well.
 
-    @property
-    def several(self) -> float:
-        """What is left of the speed of kernels."""
-        return self.efficiency.several if self.devices > 1 else 1.0
+        FSDP cannot cast batch norm, and on one device autocast is usual.
+        """
+        if self.precision:
+            return [self.precision]
+        usual = "autocast" if self.devices == 1 or self.model.batch_norm else "bf16"
+        usual = "fp16" if "fp16" in GPUS[self.gpu].peaks else usual
+        return [usual, "fp32"] if self.everything else [usual]
+
+    def roof(self, precision):
+        """Return what a device does per second."""
+        return roof(self.gpu, self.efficiency, precision == "tf32")
 
     @property
     def limit(self) -> float:
@@ -131,7 +124,7 @@ class PlanRequest:
 
     def states(self) -> float:
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
-        return self.model.weights + (1 + STATES[self.optimizer]) * self.model.trained
+        return self.model.weights + (1 + OPTIMIZERS[self.optimizer].states) * self.model.trained
 
 
 class Prediction(NamedTuple):
@@ -144,7 +137,9 @@ class Prediction(NamedTuple):
     parts: int = 1  # microbatches
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
-    spread: float = 0.0  # of the seconds, to either side, as a fraction
+    compiled: float | None = None  # seconds with memory-bound kernels fused
+    between: tuple = ()  # the least and the most seconds
+    fused: float | None = None  # bytes if kernels are fused; where it does not fit otherwise
     # -> samples of the largest batch that fits; None where that cannot be told
     most: Callable = lambda: None
     # bytes that go between this device and its host in a step, and the least seconds it takes
@@ -179,16 +174,18 @@ def first_that_fits(request, find, numbers) -> Prediction:
 
 def host_of(request, step) -> tuple:
     """Return the seconds in which a host updates what its node offloads, and the bytes that it keeps of this."""
-    processes, values = request.devices // request.nodes, 1 + STATES[request.optimizer]
-    per_byte = BILLION_UPDATES / 1e9 * FUSED[request.optimizer] / FUSED["adamw"] / 4
-    return processes * step.trained * per_byte / CORES, processes * (step.weights + values * step.trained)
+    processes, optimizer = request.devices // request.nodes, OPTIMIZERS[request.optimizer]
+    moved = min(optimizer.moved, OPTIMIZERS["adamw-fused"].moved)  # a host's update is fused
+    per_byte = BILLION_UPDATES / 1e9 * moved / OPTIMIZERS["adamw-fused"].moved / 4
+    held = step.weights + (1 + optimizer.states) * step.trained
+    return processes * step.trained * per_byte / CORES, processes * held
 
 
 def flags_of(way, parts, replicate=1, pp=1) -> str:
     """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; "" where it can't."""
-    if way.rank or way.selective or way.offload:
+    if way.rank or way.selective or way.offload or way.half == "autocast":
         return ""
     mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
-    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
+    switches = {"bf16": way.half, "recompute": way.checkpointing}
     used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
     return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])

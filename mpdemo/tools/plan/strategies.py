@@ -14,36 +14,36 @@ from tabulate import tabulate
 from mpdemo.errors import UserError
 from mpdemo.tools import terminal
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.request import (
-    ACCUMULATION,
-    CHECKPOINTING,
-    OFFLOAD,
-    NotNeeded,
-    NotPlanned,
-    PlanRequest,
-    Prediction,
-    Rule,
-    mib,
-)
+from mpdemo.tools.plan.request import NotPlanned, PlanRequest, Prediction, Rule, mib
 from mpdemo.tools.plan.roof import MIB
 
-# With how many published runs, and how many peaks that a GPU measured, rows were compared, recomputed or not: a test
-# counts them in tests/bench/published.py. Rows of other strategies were compared with none.
-RUNS = {"single": 1, "single, bf16": 5, "fsdp, bf16": 16, "hsdp, bf16": 16}
-PEAKS = {"single": 3, "single, bf16": 5}
+# With how many published runs that chose no number, and how many peaks that a GPU measured, rows were compared,
+# recomputed or not: a test counts them in tests/bench/published.toml. Rows of other kinds were compared with none.
+RUNS = {
+    "single": 2, "single, tf32": 2, "single, autocast": 8, "single, fp16": 1, "single, bf16": 1,
+    "single, LoRA, bf16": 2, "ddp, tf32": 1, "ddp, autocast": 2, "ddp, bf16": 2, "fsdp, bf16": 29,
+    "hsdp, bf16": 29, "tensor, bf16": 2, "fsdp x tensor, bf16": 2,
+}  # fmt: skip
+PEAKS = {"single": 3, "single, autocast": 5}
+NEAR = (
+    0.05  # of a peak: so far off were those that a GPU measured, so it decides nothing nearer to the limit
+)
+WIDE = 100  # characters of the table, if it isn't on a terminal
 COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is written
     "mark": ("", "{}"),
     "strategy": ("strategy", "{}"),
     "room": ("fits", "{}"),
-    "peaks": ("peak memory\n(MiB)", "{}"),
-    "peaks_compared": ("measured\npeaks", "{}"),
-    "milliseconds": ("step time\n(ms)", "{}"),
-    "runs_compared": ("published\nruns", "{}"),
-    "per_second": ("{unit}\nper second", "{:,.0f}"),
+    "peaks": ("peak\n(MiB)", "{}"),
+    "runs_compared": ("runs", "{}"),  # no time without it
+    "milliseconds": ("step\n(ms)", "{:,.1f}"),
+    "compiled_ms": ("compiled\n(ms)", "{:,.1f}"),
+    "between_ms": ("between\n(ms)", "{}"),
     "mfu": ("MFU", "{:.0%}"),
-    "speed_up": ("speed-up", "{:.2f}"),
     "gpu_hours": ("GPU hours", "{:,.1f}"),
     "price": ("price\n(EUR)", "{:,.1f}"),
+    "per_second": ("{unit}\nper second", "{:,.0f}"),
+    "speed_up": ("speed-up", "{:.2f}"),
+    "peaks_compared": ("measured\npeaks", "{}"),
     "messages_mib": ("bytes sent\n(MiB)", "{:,.0f}"),
     "sending_ms": ("communication\n(ms)", "{:,.1f}"),
     "flags": ("flags of\ntrain_gpt.py", "{}"),
@@ -53,8 +53,19 @@ NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")
 # of a row that is planned
 COUNTED = "memory_mib", "peaks_compared", "stages_mib", "messages_mib", "sending_ms"
 # of a row
-TIMED = "seconds", "spread", "runs_compared", "per_second", "mfu", "speed_up", "gpu_hours", "price"
-LORA = ", LoRA"
+TIMED = (
+    "seconds",
+    "compiled",
+    "between",
+    "spread",
+    "runs_compared",
+    "per_second",
+    "mfu",
+    "speed_up",
+    "gpu_hours",
+    "price",
+)
+LORA, OFFLOAD = ", LoRA", ", offload"
 NOTHING = "none: more devices, or larger ones"
 
 
@@ -62,21 +73,23 @@ class Strategy(NamedTuple):
     """One way to train: its rule, whether it fits, what it needs; without that, the reason why it is not planned."""
 
     rule: Rule
-    fits: bool
+    fits: str  # "yes", "perhaps" or "no"
     predicted: Prediction | None
     reason: str = ""
 
     @property
     def answer(self) -> str:
         """What the table calls it."""
-        return self.rule.answer
+        parts = self.predicted.parts if self.predicted and self.rule.mesh != "pipeline" else 1
+        return self.rule.answer + (f", {parts} microbatches" if parts > 1 else "")
 
 
 def compare(request: PlanRequest) -> list[Strategy]:
     """Return the strategies for a `request`: those that fit, the fastest first, then the others by memory.
 
-    The order is that of estimates, and was compared with no runs. LoRA, which trains something else, and what no data
-    sheet gives a time come after what fits besides, in the order of the rules.
+    The order is that of estimates. LoRA, which trains something else, and what no data sheet gives a time come after
+    what fits besides. Without `request.everything` some are not planned: offload where anything else fits, and what is
+    partly recomputed where it isn't the only one to fit.
 
     Raises
     ------
@@ -84,39 +97,71 @@ def compare(request: PlanRequest) -> list[Strategy]:
         The nodes do not divide the devices, or every device could hold the model but the batch does not divide.
     """
     _check(request)
-    result = []
+    found = {}
     for rule in own.rules_of(request):
-        if rule.answer.endswith(OFFLOAD) and any(row.fits and LORA not in row.answer for row in result):
-            continue
-        request.progress(rule.answer)
-        try:
-            known = _runs(request, rule.answer)  # what was compared with none has no interval
-            predicted = own.with_spread(request, rule.find) if known else rule.find(request)
-            # numpy's is no JSON
-            result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))
-        except NotNeeded:
-            continue
-        except NotPlanned as error:
-            result.append(Strategy(rule, False, None, str(error)))
-    return sorted(result, key=_place)
+        if request.everything or _may_help(rule, found):
+            request.progress(rule.answer)
+            found[rule.answer] = _planned(request, rule)
+    return sorted(found.values(), key=_place)
 
 
-def _compared(numbers, answer) -> int:
-    """Return how many `RUNS` or `PEAKS` a row was compared with."""
-    return numbers.get(answer.replace(CHECKPOINTING, "").replace(ACCUMULATION, ""), 0)
+def shown(request: PlanRequest, strategies: list[Strategy]) -> list[Strategy]:
+    """Return what is printed: without `request.everything` only what no other one beats in memory and in time."""
+    beaten = [row for row in strategies if any(_beats(other, row) for other in strategies)]
+    return [row for row in strategies if request.everything or row not in beaten]
 
 
-def _runs(request, answer) -> int:
-    """Return how many published runs a row's time was compared with: none, if all kernels are at best."""
-    return _compared(RUNS, answer) if any(request.efficiency.spreads) else 0
+def _may_help(rule, found) -> bool:
+    """Return whether a way may be better than those that were found so far."""
+    if OFFLOAD in rule.mesh:
+        others = [
+            row for row in found.values() if LORA not in row.rule.mesh and OFFLOAD not in row.rule.mesh
+        ]
+        if any(row.fits == "yes" for row in others):
+            return False
+    if rule.again != own.PARTLY:
+        return True
+    plain, twice = (found[rule.kind + again] for again in ("", own.RECOMPUTED))
+    return plain.fits == "no" and twice.fits != "no"
+
+
+def _planned(request, rule) -> Strategy:
+    """Plan one way; near the limit, or if it fits with fused kernels alone, the answer is "perhaps"."""
+    try:
+        found = own.with_times(request, rule.find)
+        if found.memory > request.limit >= found.memory * (1 - 0.35) and not request.compiled:
+            fused = rule.find(replace(request, compiled=True)).memory
+            found = found._replace(fused=fused if fused <= request.limit else None)
+    except NotPlanned as error:
+        return Strategy(rule, "no", None, str(error))
+    near = abs(found.memory / request.limit - 1) < NEAR
+    fits = "perhaps" if near or found.fused else "yes" if found.memory <= request.limit else "no"
+    return Strategy(rule, fits, found)
+
+
+def _beats(one, other) -> bool:
+    """Return whether one way needs less memory and less time than another; of equal ones, the first does."""
+    a, b = one.predicted, other.predicted
+    if not (a and b) or one is other or (LORA in one.rule.mesh) is not (LORA in other.rule.mesh):
+        return False
+    if one.rule.precision != other.rule.precision or None in (a.seconds, b.seconds):
+        return False
+    return (
+        (a.memory, a.seconds) != (b.memory, b.seconds) and a.memory <= b.memory and a.seconds <= b.seconds
+    )
+
+
+def _runs(request, rule) -> int:
+    """Return how many published runs a row's time was compared with: none, if no kernel of the GPU was measured."""
+    return RUNS.get(rule.kind, 0) if any(request.efficiency.spreads) else 0
 
 
 def _place(strategy) -> tuple:
     """Return what the strategies are sorted by."""
-    found = strategy.predicted
-    if not strategy.fits:
-        return 2, found.memory if found else float("inf")
-    return (1, 0.0) if LORA in strategy.answer or found.seconds is None else (0, found.seconds)
+    found, fits = strategy.predicted, ("yes", "perhaps", "no").index(strategy.fits)
+    if strategy.fits == "no":
+        return 3, found.memory if found else float("inf")
+    return (2, fits) if LORA in strategy.rule.mesh or found.seconds is None else (fits, found.seconds)
 
 
 def _check(request):
@@ -143,15 +188,15 @@ def _replica_fits(request) -> bool:
 
 def recommended(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the first of the strategies that `compare` returns, and why it comes first."""
-    (answer, why, _), fits, found, _ = strategies[0]
-    if fits and found:
-        why = why.format(parts=found.parts, devices=request.devices)
-        if found.parts > 1 and "{parts}" not in strategies[0].rule.why:
-            why += f", over {found.parts} microbatches"
-        first = f"{answer}: {why}: {mib(found.memory)} of {mib(request.limit)} per device."
-        if found.seconds is None or LORA in answer:
+    rule, fits, found, _ = strategies[0]
+    if fits != "no" and found:
+        why = rule.why.format(devices=request.devices)
+        first = f"{strategies[0].answer}: {why}: {mib(found.memory)} of {mib(request.limit)} per device."
+        if fits == "perhaps":
+            first = first.replace(": ", " perhaps fits: ", 1)
+        if found.seconds is None or LORA in rule.mesh:
             return first
-        return f"{first} Its estimated step is the shortest of those that fit; this order was compared with no runs."
+        return f"{first} Its estimated step is the shortest of those that fit."
     why = f"Weights, gradients and optimizer states need {mib(request.states())}; a device has {mib(request.limit)}"
     why += ", too little also for one image." if request.states() <= request.limit else "."
     return f"{NOTHING}: {why}"
@@ -165,9 +210,9 @@ def as_rows(request: PlanRequest, strategies: list[Strategy]) -> list[dict]:
     in that precision, without what is recomputed, over the step's. What doesn't fit has neither, nor has LoRA's row,
     since it computes less.
     """
-    whole = [", bf16" in row.answer for row in strategies if row.fits and LORA not in row.answer]
-    alone = {bf16: own.one_device(request, bf16) for bf16 in set(whole)}
-    return [_as_row(request, row, *alone.get(", bf16" in row.answer, (None, None))) for row in strategies]
+    whole = {row.rule.precision for row in strategies if row.fits != "no" and LORA not in row.rule.mesh}
+    alone = {precision: own.one_device(request, precision) for precision in whole}
+    return [_as_row(request, row, *alone.get(row.rule.precision, (None, None))) for row in strategies]
 
 
 def _as_row(request, strategy, alone, at_peak):
@@ -176,7 +221,7 @@ def _as_row(request, strategy, alone, at_peak):
         return row | dict.fromkeys((*COUNTED, *TIMED, "flags"))
     row |= {
         "memory_mib": found.memory / MIB,
-        "peaks_compared": _compared(PEAKS, strategy.answer),
+        "peaks_compared": PEAKS.get(strategy.rule.kind, 0),
         "stages_mib": [peak / MIB for peak in found.stages] or None,
         "messages_mib": found.sent / MIB,
         "sending_ms": 1000 * found.sending,
@@ -184,15 +229,18 @@ def _as_row(request, strategy, alone, at_peak):
     }
     if found.seconds is None:
         return row | dict.fromkeys(TIMED)
-    per_second = request.batch * request.model.unit[1] / found.seconds
+    seconds, runs = found.compiled if request.compiled else found.seconds, _runs(request, strategy.rule)
+    per_second = request.batch * request.model.unit[1] / seconds
     hours = request.total and request.total / per_second / 3600 * request.devices
-    is_whole = alone and strategy.fits and LORA not in strategy.answer
+    is_whole = alone and strategy.fits != "no" and LORA not in strategy.rule.mesh
     return row | {
         "seconds": found.seconds,
-        "spread": found.spread or None,
-        "runs_compared": _runs(request, strategy.answer),
+        "compiled": found.compiled,
+        "between": found.between if runs else None,
+        "spread": max(found.between) / seconds - 1 if runs and found.between else None,
+        "runs_compared": runs,
         "per_second": per_second,
-        "mfu": at_peak / request.devices / found.seconds if is_whole else None,
+        "mfu": at_peak / request.devices / seconds if is_whole else None,
         "speed_up": alone / found.seconds if is_whole else None,
         "gpu_hours": hours,
         "price": hours and request.price and hours * request.price,
@@ -203,18 +251,19 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
-    in order. Times are those of kernels that reach what `PlanRequest.efficiency` says, with the interval in which its
-    spread puts them, and communication is hidden behind the computation but for a first gather or a last reduction,
-    and inside blocks.
+    in order. Times are those of kernels that reach what `PlanRequest.efficiency` says, and between which they may be.
     """
     # a note says why there is no number
     rows = [row for row in as_rows(request, strategies) if row["memory_mib"]]
     for number, row in enumerate(rows):
         over = row["memory_mib"] - request.limit / MIB
-        row["mark"] = "->" if number == 0 and row["fits"] else ""
-        row["room"] = "yes" if row["fits"] else f"{over:,.0f} MiB over"
+        row["mark"] = "->" if number == 0 and row["fits"] != "no" else ""
+        row["room"] = f"{over:,.0f} over" if row["fits"] == "no" else row["fits"]
         row["peaks"] = "\n".join(f"{peak:,.0f}" for peak in row["stages_mib"] or [row["memory_mib"]])
-        row["milliseconds"] = row["seconds"] and _milliseconds(row)
+        row["milliseconds"], row["compiled_ms"] = (
+            row[name] and 1000 * row[name] for name in ("seconds", "compiled")
+        )
+        row["between_ms"] = row["between"] and " to ".join(f"{1000 * end:,.0f}" for end in row["between"])
         row |= {name: "none" for name in ("peaks_compared", "runs_compared") if row[name] == 0}
     asked = {"gpu_hours": request.total, "price": request.price}
     columns = [name for name in COLUMNS if asked.get(name, True)]
@@ -228,21 +277,14 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     )
 
 
-def _milliseconds(row) -> str:
-    """Return the milliseconds of a step, and their interval where one is known."""
-    return f"{1000 * row['seconds']:,.1f}" + (f" ± {row['spread']:.0%}" if row["spread"] else "")
-
-
 def _as_wide_as_the_terminal(rows, headers, alignment) -> str:
-    """Return the rows as text, on a narrow terminal without the last columns."""
+    """Return the rows as text, without the last columns where they don't fit."""
     for columns in range(len(headers), NEEDED - 1, -1):
-        if "published" in "".join(headers[columns : columns + 1]):
-            continue  # no time without what it was compared with
         shown = [row[:columns] for row in rows]
         text = tabulate(
             shown, headers[:columns], "simple", disable_numparse=True, colalign=alignment[:columns]
         )
-        if terminal.width() is None or max(map(len, text.splitlines())) <= terminal.width():
+        if max(map(len, text.splitlines())) <= (terminal.width() or WIDE):
             break
     more = [" ".join(header.split()) for header in headers[columns:]]
     return f"{text}\nA wider terminal, or --json, also has: {', '.join(more)}" if more else text

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from mpdemo.models.private_torch import keystr
+from mpdemo.tools.plan.layers import shared
 from mpdemo.tools.plan.loading import LARGEST_READ
 
 aten = torch.ops.aten
@@ -38,18 +40,20 @@ COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and t
 }
 ROWS = {"o_proj", "wo", "out_proj", "proj", "c_proj", "out", "down_proj", "down", "w2", "fc2", "linear2"}
 ATTENTION = {"q_proj", "qkv_proj", "wq", "wqkv", "qkv", "query", "c_attn"}
-HEADS = (  # names of the numbers of heads
-    *(
-        "num_heads",
-        "num_kv_heads",
-        "num_key_value_heads",
-        "num_attention_heads",
-        "n_heads",
-        "n_kv_heads",
-        "n_head",
-    ),
-    *("n_kv_head", "n_local_heads", "heads", "kv_heads", "nhead"),
-)
+NO_HEADS = (
+    "dim",
+    "size",
+    "width",
+    "len",
+    "emb",
+    "hd",
+    "idx",
+    "index",
+    "layer",
+    "rep",
+    "group",
+    "window",
+)  # other numbers
 
 
 class NoVariant(Exception):
@@ -115,8 +119,11 @@ def split_layers(layers, parts) -> list:
             raise NoVariant(
                 f"{type(owner).__name__} has {', '.join(alone)} and no Linear like {other} beside it"
             )
-        if ATTENTION & {name.lower() for name in columns}:
-            _share_heads(owner, parts)
+        if splits_attention(owner):
+            for attribute, value in heads_of(owner).items():
+                if value % parts:
+                    raise NoVariant(f"{attribute} = {value} does not divide by {parts}")
+                setattr(owner, attribute, value // parts)
         for name in columns + rows:
             setattr(owner, name, _part(name, linears[name], parts))
         by_rows += [owner.get_submodule(name) for name in rows]
@@ -156,30 +163,76 @@ def _part(name, linear, parts):
     )
 
 
-def _share_heads(owner, parts):
-    for attribute in HEADS:
-        value = getattr(owner, attribute, None)
-        if type(value) is int:
-            if value % parts:
-                raise NoVariant(f"{attribute} = {value} does not divide by {parts}")
-            setattr(owner, attribute, value // parts)
+def splits_attention(owner) -> bool:
+    """Return whether a module has Linears that make queries."""
+    return any(
+        name.lower() in ATTENTION and isinstance(part, nn.Linear) for name, part in owner.named_children()
+    )
+
+
+def heads_of(owner) -> dict:
+    """Return the attributes of an attention that are numbers of heads: they leave 8 to 256 numbers to each."""
+    widths = [part.out_features for name, part in owner.named_children() if name.lower() in COLUMNS]
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if type(value) is int
+        and value > 1
+        and not any(part in name.lower() for part in NO_HEADS)
+        and any(width % value == 0 and 8 <= width // value <= 768 for width in widths)
+    }
+
+
+def told(module, blocks, unused) -> list:
+    """Return what a reader may not know of a module: what is shared, what gets no gradient, and no heads."""
+    notes = [f"{' and '.join(names)} are one parameter, which is counted once" for names in shared(module)]
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        notes.append("of recurrent layers the gates and states are counted; cuDNN may keep more")
+    for owner in {type(part): part for block in blocks for part in block.modules()}.values():
+        sizes = [value for value in vars(owner).values() if type(value) is int and 8 <= value <= 256]
+        if splits_attention(owner) and not (
+            heads_of(owner) or sizes
+        ):  # by a head's size its code finds their number
+            notes.append(
+                f"{type(owner).__name__} has no attribute that looks like a number of heads, so tensor parallelism "
+                "divides none; if its code has one elsewhere, those rows need less memory than they say"
+            )
+    if unused:
+        some = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
+        notes.append(
+            f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
+        )
+    return notes
+
+
+def not_scaled(paths, like, samples) -> list:
+    """Return a note that names the inputs whose first size is not that of the first one."""
+    names = [
+        keystr(path).replace("']['", ".").replace("['", "").replace("']", "")
+        for path, leaf in zip(paths, like, strict=True)
+        if isinstance(leaf, tuple) and leaf[0][:1] != (samples,)
+    ]
+    return [
+        f"--batch does not scale {', '.join(names)}: the first size is not {samples}, as the first input's, so it "
+        "stays as you gave it"
+    ] * bool(names)
 
 
 class Adapted(nn.Module):
     """A frozen Linear and LoRA's two small ones beside it (https://arxiv.org/abs/2106.09685)."""
 
-    def __init__(self, linear, rank):
+    def __init__(self, linear, rank, dtype):
         super().__init__()
-        self.linear, device = linear, linear.weight.device
-        self.down = nn.Linear(linear.in_features, rank, bias=False, device=device)
-        self.up = nn.Linear(rank, linear.out_features, bias=False, device=device)
+        self.linear, kind = linear, {"bias": False, "device": linear.weight.device, "dtype": dtype}
+        self.down = nn.Linear(linear.in_features, rank, **kind)
+        self.up = nn.Linear(rank, linear.out_features, **kind)
 
     def forward(self, x):
         """Add what the adapter computes."""
         return self.linear(x) + self.up(self.down(x))
 
 
-def adapt(module, layers, rank):
+def adapt(module, layers, rank, dtype=torch.bfloat16):
     """Freeze a module, in bf16, and put adapters of this rank beside the Linears of these layers."""
     frozen = {}  # a shared parameter stays one
     for part in module.modules():
@@ -191,6 +244,6 @@ def adapt(module, layers, rank):
     for owner in [part for layer in layers for part in layer.modules()]:
         for name, child in list(owner.named_children()):
             if isinstance(child, nn.Linear) and not isinstance(owner, nn.MultiheadAttention):
-                setattr(owner, name, Adapted(child, rank))
+                setattr(owner, name, Adapted(child, rank, dtype))
     if not any(isinstance(part, Adapted) for part in module.modules()):
         raise NoVariant("its blocks have no Linears beside which an adapter could stand")
