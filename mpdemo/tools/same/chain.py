@@ -13,7 +13,6 @@ EQUAL = 1e-5  # relative: ranks that did the same arithmetic
 REST = 3e-3  # of a gradient may be left where it is a combination of others
 EVEN = 0.01  # relative: weights of ranks that count alike
 GROWTH = 10.0  # of rounding, from step to step, where weights were too large to be kept
-SCALED = ("gradients summed", "gradients divided twice", "gradient scaled")  # a script may undo it later
 
 
 def first_break(one, many, compared) -> Finding | None:
