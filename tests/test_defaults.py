@@ -77,6 +77,12 @@ def torchrun():
     return config_from_args(get_args_parser().parse_args(["train.py"]))[0]
 
 
+def recorded():
+    """Return how many calls the flight recorder keeps."""
+    header = Path(torch.__file__).with_name("include") / "torch/csrc/distributed/c10d/FlightRecorder.hpp"
+    return int(re.search(r'"TORCH_FR_BUFFER_SIZE",[^}]*}, (\d+)', header.read_text())[1])
+
+
 FOUR = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 ROWS = [  # a page, what it says, the default that it means, and how the installed one is read
     ("10_two_devices", "It deals out sample 0 twice", (False,), lambda: sampler("drop_last")),
@@ -115,8 +121,9 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ),
     ("53_time_limit", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
     ("60_crash", 'after 10 minutes with `"nccl"`', 10, lambda: minutes("nccl")),
-    ("60_crash", "after 30 with any other backend", 30, lambda: minutes("gloo")),
-    ("20_processes", 'also with `"cpu:gloo,cuda:nccl"`', 30, lambda: minutes(BOTH)),
+    ("60_crash", "after 30 with any other", 30, lambda: minutes("gloo")),
+    ("60_crash", 'also with `"cpu:gloo,cuda:nccl"`', 30, lambda: minutes(BOTH)),
+    ("61_hang", "2000; with 0 no recorder", 2000, recorded),
     ("81_resume_submit", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
     ("81_resume_submit", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
 ]
