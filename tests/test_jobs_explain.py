@@ -188,6 +188,16 @@ def test_an_exception_that_ends_a_rank_outranks_what_merely_looks_bad(part, of):
     assert wrong == []
 
 
+def test_a_log_that_ends_with_an_exception_did_not_end_well():
+    """Not even with one that says only that another process failed, whatever a healthy run has written before."""
+    last = FOREIGN.replace(
+        "KeyError: 'zebra'", "ProcessExitedException: process 6 terminated with exit code 17"
+    )
+    texts = [(LOGS / f"{name}.txt").read_text() for name in TABLE if TABLE[name].get("healthy")]
+    texts += ["\n".join(log["log"]) for log in MORE.values() if log.get("healthy")]
+    assert [text for text in texts if not explain.find(f"{text}\n{last}")] == []
+
+
 def test_the_order_of_evidence():
     """An exception, then a line of an error, then a warning, whichever comes first; what mentions a path is none."""
     mention = "Using ~/.cache/torch_extensions/py310 as PyTorch extensions root"

@@ -94,8 +94,7 @@ def weigh(s) -> str:
     "" for the words of a row in a line that reports no failure, but mentions a path or a setting.
     """
     if s.says == "exception" and s.known.kind == "unknown":
-        uncaught = s.trace and not s.trace.thread
-        return "vague" if looks.REFERS.search(s.text) else "cause" if uncaught else "error"
+        return "vague" if looks.REFERS.search(s.text) else "cause" if s.trace and s.uncaught else "error"
     if s.known.kind != "cause" or s.says in ("exception", "hard", "exit", "fault", "words"):
         return s.known.kind
     if s.says == "error" and not s.warns:
@@ -180,13 +179,12 @@ def _survived(log, s) -> bool:
 
 def _ended_well(log, seen) -> bool:
     """Whether nothing that was seen is a failure."""
-    if any(s.says == "nan" for s in seen):
+    end = max(log.steps[-1:] + log.done, default=-1)
+    if any(s.says == "nan" or s.uncaught and s.last > end for s in seen):
         return False
     if all(s.known.kind == "consequence" and s.says in ("soft", "noise", "exception") for s in seen):
-        harmless = all(s.says != "exception" for s in seen)
-        return harmless or bool(log.done) and log.done[0] < min(s.last for s in seen)
-    last = max(s.last for s in seen)
-    return bool(log.done and log.steps and log.steps[-1] > last and log.done[-1] > last)
+        return True
+    return bool(log.done and log.steps) and min(log.steps[-1], log.done[-1]) > max(s.last for s in seen)
 
 
 def _last_words(log, seen) -> list:

@@ -40,7 +40,7 @@ LIBRARY = re.compile(  # of any layout, with "/" on Windows too
 )
 BOX = re.compile(r"^([│╭╰])(.*?)[│╮╯]?\s*$")  # Rich draws one around a traceback
 BOXED_PLACE = re.compile(r" {0,9}(\S{1,300}):(\d+) in (\S+)")
-WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
+WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/(?!web|server)")  # a client
 RAISED = re.compile(
     r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"
 )
@@ -105,7 +105,8 @@ EXITED = re.compile(
 STEP = re.compile(
     r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b"
     r"\W*\d(?!.{0,200}\bfailed with)|"
-    r"it/s|s/it|(?:images|samples|tokens|tok)/s|\bsav(?:ed|ing)\b.{0,200}\bcheckpoint|\bcheckpoint\b.{0,200}\bsaved\b",
+    r"(?<!\?)(?:it/s|s/it)|(?:images|samples|tokens|tok)/s|"  # a bar that has no rate yet shows "?it/s"
+    r"\bsav(?:ed|ing)\b.{0,200}\bcheckpoint|\bcheckpoint\b.{0,200}\bsaved\b",
     re.I,
 )
 LOSS = re.compile(r"^(?!.*train_runtime).*loss\b[\"']?[\s:=]*(?:tensor\()?\d", re.I)

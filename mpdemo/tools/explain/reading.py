@@ -11,7 +11,6 @@ from itertools import accumulate
 from mpdemo.tools.explain import looks
 from mpdemo.tools.explain.known import Known, known_in
 from mpdemo.tools.explain.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
-from mpdemo.tools.explain.unknown import library_of
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
 BEGIN = 500  # lines by which a label is recognised
@@ -37,11 +36,6 @@ class Trace:
     own: bool = False  # whether a frame is the reader's
     inner: list = field(default_factory=list)
     web: bool = False
-
-    @property
-    def library(self) -> str:
-        """The library that raised it; "" for the program itself."""
-        return library_of(self.inner)
 
     def frame(self, match):
         """Note a frame, the match of `FILE`."""
@@ -74,6 +68,11 @@ class Seen:
     def warns(self) -> bool:
         """Whether a logger wrote it as a warning."""
         return bool(WARNS.match(self.text)) or self.label.endswith("W")
+
+    @property
+    def uncaught(self) -> bool:
+        """Whether an exception ended a process, and not only a thread beside it, or what a logger wrote of it."""
+        return self.says == "exception" and not (self.trace and self.trace.thread or self.warns)
 
 
 @dataclass

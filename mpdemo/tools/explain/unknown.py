@@ -50,6 +50,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 FIRST_SIZE = re.compile(r"(?<=[\[(])\d+(?=, \d)")  # of a shape
+SIZE = re.compile(r"[1-9]\d*(?=\D*$)")  # the last number
 LAST_BATCH = "; only the first size differs, as that of a last batch that is smaller (drop_last=True)"
 LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
 ABSENT = re.compile(
@@ -84,6 +85,9 @@ def unknown(seen) -> Known:
         if match := re.search(expression, text):
             a, b = match["a"].strip(), match["b"].strip()
             what += f": {relation.format(a, b)}"
+            if "multiple" in relation and (size := SIZE.search(a)):
+                fit = ", ".join(str(n) for n in range(1, 100) if int(size[0]) % n == 0)
+                what += f"; {size[0]} is a multiple of {fit}"
             what += LAST_BATCH if a != b and FIRST_SIZE.sub("", a) == FIRST_SIZE.sub("", b) else ""
             break
     if absent := ABSENT.search(text):
