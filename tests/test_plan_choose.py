@@ -158,7 +158,7 @@ def test_two_measured_gpus_are_met_within_two_percent():
 
 def test_the_command_prints_every_strategy_and_writes_json(call_mpdemo, tmp_path):
     path = tmp_path / "plan.json"
-    done = call_mpdemo(*f"{COMMAND} {LIMITS} --optimizer adamw --json {path}".split())
+    done = call_mpdemo(*f"{COMMAND} {LIMITS} --optimizer adamw --all --json {path}".split())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ddp, fp16: Each of 2 devices holds the whole model")
     rows, shown = json.loads(path.read_text())["rows"], done.stdout.split()

@@ -278,7 +278,7 @@ def test_blocks_that_differ_by_a_flag_are_all_computed(blocks, name):
     assert step(model).peak < 0.97 * step(alike).peak
     assert (
         "no list of more than five equal blocks"
-        in {row.answer: row.reason for row in compare(request(model))}["pipeline"]
+        in {row.answer: row.reason for row in compare(request(model))}["pipeline, bf16"]
     )
 
 
@@ -360,13 +360,16 @@ def test_the_command_line_plans_an_own_model(capfd, tmp_path):
     words = ["--model", f"{FILE}:words", "--input", "6", "--tokens", "--optimizer", "adamw", *limits]
     assert main(["plan", *words, "--json", f"{tmp_path}/rows.json"]) == 0
     out, err = capfd.readouterr()
-    assert out.startswith("ddp, bf16: Each of 2 devices holds the whole model") and "train_ddp.py" in out
+    assert (
+        out.startswith("fsdp, bf16: Weights, gradients and states are sharded over 2 devices")
+        and "train_ddp.py" in out
+    )
     assert err == ""  # no line of progress but on a terminal, and nothing of fake tensors
     for words in (
         "batch of 16 samples is that of all devices together; optimizer adamw; samples of 6; parameters in float32",
         "l40s (https://www.nvidia.com/en-us/data-center/l40s/)",
         "of this GPU no kernel was measured",
-        "the largest batch that fits with ddp, bf16: ",
+        "the largest batch that fits with fsdp, bf16: ",
         "not planned: tensor: its blocks have no Linears",
     ):
         assert words in out
