@@ -33,7 +33,7 @@ visible.hide_gpus()
 class NotebooksApart(LoadFileScheduling):
     """Keep a file's tests in one worker, since they share fixtures; but each notebook's run is a unit of its own.
 
-    All fifteen in one worker would take longest of all. Not by ``--dist loadgroup``: with pytest 9.2, xdist 3.8 loses
+    All of them in one worker would take longest of all. Not by ``--dist loadgroup``: with pytest 9.2, xdist 3.8 loses
     the groups without a word.
     """
 
@@ -63,7 +63,14 @@ def pytest_unconfigure(config):
 
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, so that all workers are busy to the end."""
-    longest = ("test_jobs_slurm.py", "test_notebooks.py", "test_exercises.py")
+    longest = (
+        "test_jobs_slurm.py",
+        "test_scripts.py",
+        "test_notebooks.py",
+        "test_same.py",
+        "test_exercises.py",
+    )
+    longest += ("test_plan_own_models.py", "test_plan_choose.py", "test_train_gpt.py")
     items.sort(
         key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest)
     )
