@@ -80,9 +80,8 @@ def test_a_job_is_warned_goes_back_into_the_queue_and_starts_again(said, place, 
         r"begins after ?\n(.*\n)*→ .*\n(.*\n)*warned\n(.*\n)*begins after 3\n(.*\n)*the job is COMPLETED",
         text,
     )
-    assert (
-        text.count("the job is PENDING") == 1
-    )  # a cluster's may be seen after the second beginning's first line
+    # a cluster's may be seen after the first line of the second beginning
+    assert text.count("the job is PENDING") == 1
 
 
 def test_of_torchrun_and_tracebacks_only_what_tells_something_is_shown():

@@ -32,6 +32,7 @@ LONGEST = 90.0  # s until the end of a program; a job gets twice as long
 KILL_WAIT = 2.0  # s from SIGTERM to SIGKILL, as on the temporary Slurm
 ASK = 1.0  # s between two questions to Slurm's controller, which others ask as well
 PAUSE = 1.0  # s that orphans may go on after the end of the command
+JOB = re.compile(r"\b(?:JobState|Restarts)=(\w+)")  # what scontrol tells of both, in this order
 WIDEST = 104  # characters of a line
 START = {
     "python": [sys.executable, "-u"],
@@ -226,8 +227,8 @@ class _Run:
 
     def wait(self, number, how):
         """Follow a job; one that is back in the queue starts at once."""
-        shown, state, end, back = 0, "", time.monotonic() + 2 * LONGEST, None
-        told, asked, restarts = "", 0.0, "0"
+        shown, end, back = 0, time.monotonic() + 2 * LONGEST, None
+        told, asked, (state, restarts) = "", 0.0, ("", "0")
         while state not in ENDED and time.monotonic() < end:
             if time.monotonic() > asked + ASK:
                 told = subprocess.run(["scontrol", "show", "job", "-o", number], **how).stdout
@@ -238,15 +239,13 @@ class _Run:
             shown = len(lines)
             if self.is_due():
                 self.cancel(number, how)
-            before, restarts = restarts, (re.search(r"Restarts=(\d+)", told) or ["", restarts])[1]
-            now = (re.search(r"JobState=(\w+)", told) or ["", state])[1]
-            if before != restarts and now != "PENDING":  # it was, between two questions
+            before, (state, restarts) = (state, restarts), JOB.findall(told)[:2] or (state, restarts)
+            if restarts != before[1] and state != "PENDING":  # it was, between two questions
                 self.say("the job is PENDING")
-            if (before, state) != (restarts, now):
-                state = now
-                if self.began and state != "COMPLETING":
+            if (state, restarts) != before and self.began:
+                if state != "COMPLETING":
                     self.say(f"the job is {state}")
-                if state == "PENDING" and self.began:
+                if state == "PENDING":
                     back = time.monotonic()
             if back and time.monotonic() > back + 2:  # a node refuses a job within the second of its end
                 subprocess.run(["scontrol", "update", f"jobid={number}", "StartTime=now"], **how)
