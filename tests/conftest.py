@@ -63,17 +63,10 @@ def pytest_unconfigure(config):
 
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, so that all workers are busy to the end."""
-    longest = (
-        "test_jobs_slurm.py",
-        "test_scripts.py",
-        "test_notebooks.py",
-        "test_same.py",
-        "test_exercises.py",
-    )
-    longest += ("test_plan_own_models.py", "test_plan_choose.py", "test_train_gpt.py")
-    items.sort(
-        key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest)
-    )
+    longest = ["jobs_slurm", "scripts", "notebooks", "same", "exercises", "plan_own_models"]
+    longest += ["plan_choose", "train_gpt"]
+    order = {f"test_{name}.py": place for place, name in enumerate(longest)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def need(*packages):
