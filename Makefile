@@ -22,7 +22,7 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 	$(MAKE) gpu
 	$(PYTEST)
 
-nightly:              ## what is slow and rare, in five parts, each of which is a command of its own and under 90 minutes
+nightly:              ## what is slow and rare, in five parts, each of which is a command of its own
 	$(MAKE) --keep-going night-notebooks night-answers night-tests night-rounds floor
 
 night-notebooks: $(STAMP)  # each notebook whole, on this machine and on a Slurm
