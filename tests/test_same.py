@@ -317,7 +317,7 @@ RESUMES = {
     ),
     "printed loss differs": ("", "plain.py", " and not skip", ""),
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
-    "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer"), ""),
+    "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer").strip(), "pass"),
     " of the script to take home": ("", TAKE_HOME),
     " of a sharded checkpoint": ("", TAKE_HOME.with_name("train_fsdp.py")),
 }
