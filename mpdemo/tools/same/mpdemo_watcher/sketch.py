@@ -91,9 +91,10 @@ def is_trained(key) -> bool:
     return key in known and (key in held or key in local or not held)
 
 
-def weights() -> dict:
-    """Return the sketches of all that is trained."""
-    found = {name_of(key): sketch(parameter) for key, (_, parameter) in known.items() if is_trained(key)}
+def weights(but=()) -> dict:
+    """Return the sketches of all that is trained, but of some names."""
+    trained = {name_of(key): parameter for key, (_, parameter) in known.items() if is_trained(key)}
+    found = {name: sketch(parameter) for name, parameter in trained.items() if name not in but}
     return {name: values for name, values in found.items() if values}
 
 

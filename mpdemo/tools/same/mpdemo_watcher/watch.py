@@ -92,7 +92,7 @@ def before_step(optimizer, *_):
         started(number_of(optimizers, optimizer), signal.getsignal(signal.SIGTERM))
     if not now.open:
         open_round()
-    now.weights |= {name: row for name, row in sketch.weights().items() if name not in now.weights}
+    now.weights |= sketch.weights(but=now.weights)
     if any(id(p) in sketch.local for p in own):
         use(own)
 
