@@ -79,10 +79,7 @@ UNUSED = (
     "self.out =",
     "self.more = nn.Linear(2, 2)\n        self.out =",
 )
-SPLIT_UP, OPTIMIZER = (
-    "        self.split()\n",
-    "        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)\n",
-)
+SPLIT_UP = "        self.split()\n"
 NEW_NORM = """        torch.manual_seed(dist.get_rank())
         nn.init.normal_(self.model[3].weight)
         torch.manual_seed(0)
@@ -93,10 +90,7 @@ OVER_BATCH = """class OverBatch(nn.Module):
 
 
 """
-MODEL, SUM = (
-    "model = DistributedDataParallel(net)",
-    "            [dist.all_reduce(p.grad) for p in net.parameters()]\n",
-)
+MODEL = "model = DistributedDataParallel(net)"
 HOOKED = "\nmodel.register_comm_hook(None, bf16_compress_hook)"
 OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_UP, SPLIT_UP + NEW_NORM)
 COMPILED, DETACHED = ("x.clone()", "x"), "x.detach() if dist.get_world_size() > 1 else x"
@@ -160,8 +154,6 @@ AVERAGE += (
     STEP
     + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
 )
-LATE = (DDP, "net = Net()\n    net.inside.requires_grad_(False)\n    model = DistributedDataParallel(net)")
-LATE += ("        total = torch", "        net.inside.requires_grad_(epoch == 4)\n        total = torch")
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
     "functions": ("", "plain.py"),

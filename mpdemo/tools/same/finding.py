@@ -11,6 +11,7 @@ from mpdemo.errors import one_line
 DATA = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
 TABLE, BY_NATURE, GIVEN, VERDICTS = (DATA[name] for name in ("found", "by nature", "given", "verdicts"))
 TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative; of other dtypes 2e-4
+SHARE = 0.1  # of the norm of all tensors: what a small one is measured by
 
 
 @dataclass
@@ -50,7 +51,7 @@ def norm(sketches) -> float:
     return math.sqrt(sum(values[0] for values in sketches.values()))
 
 
-def apart(a, b, share=0.1) -> tuple:
+def apart(a, b) -> tuple:
     """Return how far the tensors of two sketches are from each other, relative to their norm, and the farthest name.
 
     A tensor that is small beside the others is measured by a share of them, or rounding would decide; one that is
@@ -60,7 +61,7 @@ def apart(a, b, share=0.1) -> tuple:
     for name, row in a.items():
         other = b.get(name) or [0.0] * len(row)
         off = max(abs(x - y) for x, y in zip(row[1:-1], other[1:-1], strict=True))
-        relative = off / (math.sqrt(row[0]) + share * total)
+        relative = off / (math.sqrt(row[0]) + SHARE * total)
         if not relative <= farthest[0]:  # it may be no number
             farthest = relative, name
     return farthest

@@ -148,7 +148,7 @@ def lost(whole, again, place, k):
         ):
             what = f"{shown(names)} differ in step {place + k + 1}"
             line = found["state"]["lines"].get(names[0]) or found["where"]
-            return Finding("state not restored", what, next(iter(again.ranks[0].names("load at")), line))
+            return Finding("state not restored", what, line)
     return None
 
 

@@ -154,13 +154,7 @@ def meet(module):
     """Know a model by the names of its parameters, and note which line calls it, and whether a wrapper averages it."""
     number = number_of(models, module)
     sketch.meet_model(module, number)
-    note(
-        "called",
-        number=number,
-        type=type(module).__name__,
-        where=where.here(),
-        wrapper=type(module) in WRAPPERS,
-    )
+    note("called", number=number, where=where.here(), wrapper=type(module) in WRAPPERS)
 
 
 @guarded

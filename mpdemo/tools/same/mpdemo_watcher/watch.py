@@ -89,7 +89,8 @@ def before_step(optimizer, *_):
     own = parameters(optimizer)
     sketch.meet_held(own)
     if id(optimizer) not in optimizers:
-        started(number_of(optimizers, optimizer), signal.getsignal(signal.SIGTERM))
+        number_of(optimizers, optimizer)
+        started()
     if not now.open:
         open_round()
     now.weights |= sketch.weights(but=now.weights)
@@ -102,12 +103,12 @@ def use(own):
     now.gradients |= sketch.gradients(own)
 
 
-def started(number, handler):
+def started():
     """Note with what the steps of an optimizer begin."""
     shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
     made = dist.is_available() and dist.is_initialized()
-    handles = handler not in (signal.SIG_DFL, None)
-    note("start", optimizer=number, handler=handles, shapes=shapes, distributed=made, tied=sketch.tied)
+    handles = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+    note("start", handler=handles, shapes=shapes, distributed=made, tied=sketch.tied)
 
 
 def after_step(optimizer, *_):
@@ -145,7 +146,7 @@ def by_hand() -> bool:
         return False
     own = [parameter for _, parameter in sketch.known.values()]
     if not now.steps:
-        started(0, signal.getsignal(signal.SIGTERM))
+        started()
         note_once("by hand", "step")
     if any(row[0] for row in sketch.gradients(own).values()):  # or they are gone: those when it went back
         use(own)
