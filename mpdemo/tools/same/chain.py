@@ -6,7 +6,7 @@ Each link is asked one question: which linear combination of the ranks' own valu
 breaks, and the combination that it is instead, name the fault; the call that ran names the line.
 """
 
-from mpdemo.tools.same import inside
+from mpdemo.tools.same import inside, shares
 from mpdemo.tools.same.finding import Finding, agree, apart, distance, fit, norm, numbers, shown, tolerance
 
 EQUAL = 1e-5  # relative: ranks that did the same arithmetic
@@ -82,9 +82,8 @@ def passes(many, k):
         return Finding(
             "a rank skips", f"{what} after {min(counts)}: a batch or a step is left out", ranks[0]["where"]
         )
-    one_pass = (
-        len({(rank["loader"], rank["number"]) for rank in ranks}) == 1 and ranks[0]["loader"] is not None
-    )
+    places = {(rank["loader"], rank["number"]) for rank in ranks}
+    one_pass = len(places) == 1 and ranks[0]["loader"] is not None
     if one_pass and len(set(drawn)) > 1 and all(len(rank["parts"]) == 1 for rank in ranks):
         said = ", ".join(f"rank {rank} with its batch {number}" for rank, number in enumerate(drawn))
         return Finding("a rank skips", f"step {k + 1} is made by {said} of an epoch", ranks[0]["where"])
@@ -113,7 +112,7 @@ def used(many, k):
         return Finding("mesh without reduction", what, line)
     if not set(differing(many, k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
         return scaled
-    sent = [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in step["parts"]]
+    sent = shares.reductions(step["parts"])
     no_sync = next(iter(many.ranks[0].names("no_sync")), "")
     if "DDP" in wraps and step["entered"] and sent and not sent[-1] and (any(sent) or no_sync):
         when = f"in microbatch {', '.join(str(n) for n, x in enumerate(sent, 1) if x) or 'none'} of {len(sent)}"
@@ -236,11 +235,16 @@ def after(one, many, k):
     if not off > 10 * tolerance(one, many):
         return None
     what = f"step {k + 1} begins with the same weights and uses the same gradient, and changes {name} in another way"
-    if state := inside.other_state(one, many, k + 1):
-        what += f"; {shown(state)} have other values in a rank than with one process"
-        line = many.steps[k + 1][0]["state"]["lines"].get(state[0]) or many.steps[k][0]["where"]
-        return Finding("state of each rank", what, line)
-    return Finding("another update", what, many.steps[k][0]["where"])
+    line = many.steps[k][0]["where"]
+    return state_of_rank(one, many, k + 1, what, line) or Finding("another update", what, line)
+
+
+def state_of_rank(one, many, k, what, line):
+    """Return whether a rank keeps something that differs from the others' or from one process's before a step."""
+    if not (names := inside.other_state(one, many, k)):
+        return None
+    what += f"; {shown(names)} have other values in a rank than with one process"
+    return Finding("state of each rank", what, many.steps[k][0]["state"]["lines"].get(names[0]) or line)
 
 
 def cause(one, many, k, name):
@@ -283,9 +287,8 @@ def cause(one, many, k, name):
             f"; with one process the ranks' gradients count {numbers(to)}, and each of them the same here"
         )
         return Finding("mean of means", what, line)
-    if state := inside.other_state(one, many, k):
-        what += f"; {shown(state)} have other values in a rank than with one process"
-        return Finding("state of each rank", what, many.steps[k][0]["state"]["lines"].get(state[0]) or line)
+    if state := state_of_rank(one, many, k, what, line):
+        return state
     terms = [[part["terms"] for r in w.replicas for part in r.steps[k]["parts"]] for w in (one, many)]
     if any(len(set(of_world)) > 1 for of_world in terms):
         return Finding("mean of means", f"{what}; the parts have {terms[1]} terms", line)

@@ -178,15 +178,17 @@ def of_chance(one, many, kind) -> Finding | str | bool:
     return note or apart
 
 
+def reductions(parts) -> list:
+    """Return how many messages each backward pass has sent that reduce something."""
+    return [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in parts]
+
+
 def of_messages(many):
     """Yield whether accumulation sends gradients with every part although the last would do."""
     steps = [ranks[0]["parts"] for ranks in many.steps if len(ranks[0]["parts"]) > 1]
     if not steps or many.parts() == 1 or len(many.replicas) == 1:
         return
-    sent = [
-        [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in parts]
-        for parts in steps
-    ]
+    sent = [*map(reductions, steps)]
     if all(parts[0] and parts == parts[:1] * len(parts) for parts in sent):
         what = f"{sent[0][0]} messages are sent in each of the {len(steps[0])} microbatches of a step"
         yield Finding("accumulation saves nothing", what, steps[0][0]["where"])

@@ -143,7 +143,7 @@ class World:
     def own(self, k) -> list:
         """Return the gradient that each replica has computed in a step."""
         parts = [
-            [self.ranks[r].steps[k] for r in set(self.shared[self.ranks.index(rank)]) or {rank.number}]
+            [self.ranks[r].steps[k] for r in set(self.shared[rank.number]) or {rank.number}]
             for rank in self.replicas
         ]
         return [whole([r["local"] for r in part], [r["weights"] for r in part]) for part in parts]
