@@ -23,6 +23,7 @@ FENCED = re.compile(r"```.*?```|<details>.*?</details>|<!--.*?-->", re.S)
 SAVES = re.compile(r"^%%task|^%%watch|^class \w|^    class \w|\.write_text\(|\"\"\"$|'''$", re.M)
 OURS = re.compile(r"^from mpdemo[\w.]* import \(?([^)\n]+)", re.M)
 DEFINED = re.compile(r"^(?:def|class) (\w+)", re.M)
+NEEDED = re.compile(r"\bYou need (.*?)\.(?:\s|$)", re.S)
 SPOKEN = re.compile(r"`(?:\w+\.)?(--[\w-]+|\w+)[^`]*`")
 
 
@@ -85,6 +86,10 @@ def breaches(notebook, path):
         yield f"its name has {len(path.stem)} characters; at most {NAME}"
     if about.get("path") not in PATHS:
         yield f"its metadata's path is {about.get('path')!r}, not {' or '.join(PATHS)}"
+    said = NEEDED.search(notebook.cells[0].source)
+    lacking = set(re.findall(r"\b\d\d\b", said[1]) if said else ()) - {*about.get("prerequisites", ())}
+    if lacking:
+        yield f"its opening needs {', '.join(sorted(lacking))}, and the prerequisites of its metadata don't"
     yield from _ideas(notebook)
     yield from _sizes(notebook)
     yield from _early(notebook)

@@ -83,6 +83,13 @@ def test_the_name_of_a_sitting_fits_into_the_list_of_files():
     assert "22 characters; at most 16" in found
 
 
+def test_the_metadata_has_what_the_opening_needs():
+    needs = sitting(prerequisites=["20"])
+    needs.cells[0].source += "\n\nYou need [20](20_processes.ipynb) and 12. Plan 20 minutes."
+    (found,) = sitting_rules.breaches(needs, FILE)
+    assert "its opening needs 12, and" in found
+
+
 def test_exercises_are_counted_apart():
     turn = text("**Your turn 21.1** (predict).\n\n" + "word " * 400)
     whole = sitting(text("word " * 100, "t"), turn, code('check("21.1", ...)'), seconds=60)
