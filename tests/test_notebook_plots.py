@@ -150,6 +150,11 @@ def test_a_limit_is_seen_on_every_part_of_a_bar():
     assert to_hex(limit.get_color()) not in {to_hex(part.get_facecolor()) for part in axes.patches}
 
 
+def test_the_number_of_a_bar_stands_at_its_end_also_below_the_limit():
+    axes = plots.bars({"fits": {"a": 1, "b": 1}, "doesn't": 6}, "memory (GiB)", limit=4).figure.axes[0]
+    assert [(text.get_text(), text.xy[0]) for text in axes.texts] == [("2.00", 2), ("6.00", 6)]
+
+
 def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     bars = plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")
     assert repr(bars) == "time of a step (s): a, b"

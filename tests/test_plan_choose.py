@@ -56,6 +56,9 @@ def test_the_first_row_is_the_fastest_that_fits(course, model, mib, changes, ans
     rows = compare(request)
     said = recommended(request, rows)
     assert said.startswith(answer) and said.endswith(".") and "{" not in said
+    runs = answer != NOTHING and RUNS.get(rows[0].rule.kind, 0)
+    assert ("compared with" in said) == (answer != NOTHING)
+    assert not runs or f"compared with {runs} published run" in said
     sure = [row.predicted.seconds for row in rows if row.fits == "yes" and "LoRA" not in row.answer]
     assert sure == sorted(sure)
     text = table(request, rows).splitlines()

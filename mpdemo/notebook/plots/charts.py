@@ -86,7 +86,8 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
     """
     stacks = {label: value if isinstance(value, dict) else {"": value} for label, value in values.items()}
     names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
-    ends = [max(sum(parts.values()), limit or 0) for parts in stacks.values()]
+    sizes = [sum(parts.values()) for parts in stacks.values()]
+    own_paper = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1}
     colours = style.CYCLE if len(names) > 1 else [style.SKY]
 
     def paint(figure, axes):
@@ -96,14 +97,14 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
         ]
         parts = list(zip(widths, looks, strict=True))
         stack(axes, range(len(stacks)), parts)
-        for height, (part, end) in enumerate(zip(stacks.values(), ends, strict=True)):
-            # beside bar and limit, so that neither runs through it
-            text = f"{sum(part.values()):.{digits}f}"
-            axes.annotate(text, (end, height), (4, 0), textcoords="offset points", va="center")
+        for height, size in enumerate(sizes):
+            # beside its bar, on the same side of the limit, which doesn't run through it
+            text, beside = f"{size:.{digits}f}", {"textcoords": "offset points", "va": "center"}
+            axes.annotate(text, (size, height), (4, 0), bbox=own_paper, **beside)
         if limit is not None:
             axes.axvline(limit, color=style.INK, linewidth=2, linestyle="--", label="limit")
         name_bars(axes, range(len(stacks)), list(stacks))
-        axes.set(xlabel=unit, xlim=(0, max(ends) * 1.15))
+        axes.set(xlabel=unit, xlim=(0, max(*sizes, limit or 0) * 1.15))
         if len(names) > 1 or limit is not None:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
