@@ -87,3 +87,4 @@ def test_a_torchrun_that_is_ended_leaves_no_rank_behind(number, moment, tmp_path
         stderr = child.communicate(timeout=SOON)[1]
         until(lambda: not processes_of(str(out)), 5)
     assert "Error" not in stderr.replace("SignalException", "")
+    assert "KeyboardInterrupt" not in stderr
