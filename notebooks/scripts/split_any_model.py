@@ -3,15 +3,20 @@
     torchrun --standalone --nproc-per-node=2 split_any_model.py
 
 The trace (torch.export) finds every tensor that crosses the split, skip connections too. It follows one
-shape of input, and a forward pass that decides by the values of tensors cannot be traced."""
+shape of input, and a forward pass that decides by the values of tensors cannot be traced.
+It needs PyTorch 2.10 or newer."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 from torchvision.models import resnet18
+
+if torch.__version__ < "2.10a0":  # a pipeline's return_outputs is new in it
+    sys.exit(f"this script needs PyTorch 2.10 or newer, and this is {torch.__version__}")
 
 STEPS, MICROBATCHES = 3, 2
 
