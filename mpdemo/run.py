@@ -125,7 +125,8 @@ def main(doc, build):
             train(settings, place, build)
     except Exception as error:
         status = report(error, own_rank() or "0")
-    except KeyboardInterrupt:  # Ctrl-C is no error of this rank, and nor is the peer that it may have lost by then
+    except KeyboardInterrupt:
+        # Ctrl-C is no error of this rank, and nor is the peer that it may have lost by then.
         status = 128 + signal.SIGINT
     end(status)  # tearing down a broken process group may hang, and the others are waiting for this end
 
