@@ -45,7 +45,6 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("11", "23", "33", "53")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "72_which_one"
-TRAINS_SINGLE = "-m mpdemo.rungs.single"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 SKIP = "nbval-skip"  # nbval's own tag
 # how a notebook marks what only holds there
@@ -132,8 +131,6 @@ def refresh(path, ladder, everything=False) -> str:
         folder = fresh_copy(name)
         if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
-            # else it only finds that job
-            own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []
             shutil.copytree(
                 ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True
             )

@@ -1,14 +1,12 @@
 """Every notebook of the course: run from a fresh clone, on this machine or a Slurm, and compared strictly.
 
-Each is executed by nbval in a copy of the project of its own, so no run, script or picture of another day helps it;
-only the single device's run, which most compare with, is handed on. Each may run in another worker.
+Each is executed by nbval in a copy of the project of its own, so no run, script or picture of another day helps it.
+Each may run in another worker.
 Then the jobs that it submitted must be those of slurm/course.toml.
 """
 
-import contextlib
 import dataclasses
 import json
-import shutil
 
 import documents
 import nbformat
@@ -17,7 +15,7 @@ from project import fresh_copy
 
 from mpdemo.jobs.job import RECORD
 from mpdemo.tools.support.render import jobs_of_course
-from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
+from notebooks import NBVAL_LIMIT, ON_TWO_NODES, nbval
 
 SECONDS = {
     path.stem: nbformat.read(path, as_version=4).metadata.mpdemo.seconds for path in documents.notebooks()
@@ -26,16 +24,6 @@ ORDER = sorted(SECONDS, key=SECONDS.get, reverse=True)
 # at night all run in both places
 RUNS = [(name, "cluster" if name[:2] in ON_TWO_NODES else "this machine", False) for name in ORDER]
 AT_NIGHT = [(name, place, True) for name in ORDER for place in ("this machine", "cluster")]
-SINGLE = "runs/train_single"
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory, worker_id):
-    """A folder that keeps the single device's run, by place: the first notebook that trains it hands it on."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "trained"  # all workers have the parent
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 @pytest.mark.timeout(NBVAL_LIMIT + 60)
@@ -43,18 +31,12 @@ def trained(tmp_path_factory, worker_id):
     ("name", "place", "whole"),
     [*RUNS, *(pytest.param(*run, marks=pytest.mark.nightly) for run in AT_NIGHT)],
 )
-def test_notebook_gives_the_saved_outputs(name, place, whole, tmp_path, trained, request, monkeypatch):
+def test_notebook_gives_the_saved_outputs(name, place, whole, tmp_path, request, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     where = request.getfixturevalue("shared_cluster").environ if place == "cluster" else {}
-    project, kept = fresh_copy(tmp_path / "project"), trained / place
-    if kept.exists() and TRAINS_SINGLE in (project / "notebooks" / f"{name}.ipynb").read_text():
-        shutil.copytree(kept, project / SINGLE)
+    project = fresh_copy(tmp_path / "project")
     done = nbval(name, project, whole, **where)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
-    if (project / SINGLE / "summary.json").exists() and not kept.exists():
-        shutil.copytree(project / SINGLE, tmp_path / "kept")
-        with contextlib.suppress(OSError):  # another worker was faster
-            (tmp_path / "kept").rename(kept)
     assert changed_jobs(project) == []
 
 

@@ -152,3 +152,16 @@ def test_it_does_not_start_again_after_scancel(copy):
     assert end_of(job) == "cancelled"
     time.sleep(3)
     assert look_up(job).state == "cancelled" and not run(copy, "squeue", "--noheader", f"--jobs={job}")
+
+
+def test_the_small_script_which_writes_one_file_starts_again_after_a_warning(copy):
+    end = "            save(epoch + 1, model, optimizer)  # 8: one process writes\n"
+    change(
+        copy / "train_ddp_small.py", [(end, f"{end}        __import__('time').sleep(3)\n")], copy / "run.py"
+    )
+    job = submit(copy, 'run.py "$CHECKPOINT.pt"', *NODES)
+    until(lambda: "epoch 1:" in log_of(copy), SLURM)
+    run(copy, "scancel", "--batch", "--signal=USR1", job)
+    requeued(copy, job)
+    assert end_of(job) == "done", log_of(copy)
+    assert re.findall(r"epoch (\d+):", log_of(copy)) == [*"01234"]
