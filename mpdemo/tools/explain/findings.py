@@ -93,8 +93,9 @@ def weigh(s) -> str:
 
     "" for the words of a row in a line that reports no failure, but mentions a path or a setting.
     """
-    if s.says == "exception" and s.known.kind == "unknown":
-        return "vague" if looks.REFERS.search(s.text) else "cause" if s.trace and s.uncaught else "error"
+    if s.known.kind == "unknown" and (s.says == "exception" or looks.FATAL.search(s.text)):
+        refers = looks.REFERS.search(s.text) or looks.BARE.match(s.text)
+        return "vague" if refers else "cause" if s.trace and s.uncaught else "error"
     if s.known.kind != "cause" or s.says in ("exception", "hard", "exit", "fault", "words"):
         return s.known.kind
     if s.says == "error" and not s.warns:
@@ -128,6 +129,8 @@ def _explains(s, rival) -> bool:
     """Whether an exception explains what happened, and the one before it in a chain doesn't: first come, first told."""
     if s.known.kind == "consequence" or not rival.known or rival.known.kind == "consequence":
         return s.known.kind != "consequence"
+    if s.trace.direct and not s.known.seen and advice(s.text):
+        return True
     if looks.SAYS_LITTLE.match(rival.text) and looks.LIBRARY.search(rival.trace.place):
         return True
     return bool(not s.known.seen and advice(s.text)) > bool(rival.known.seen or advice(rival.text))
@@ -195,7 +198,7 @@ def _last_words(log, seen) -> list:
     report = min(s.numbers[0] for s in seen)
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
     lines = [(number, log.split(number)[1]) for number in range(first, report)]
-    around = (looks.HARMLESS.search, looks.WARNS.match, looks.LAUNCHERS.search)
+    around = (looks.HARMLESS.search, looks.WARNS.match, looks.LAUNCHERS.search, looks.REFERS.search)
     lines = [
         (number, text.strip())
         for number, text in lines

@@ -33,13 +33,19 @@ WARNS = re.compile(r"^(?:(?:: )?\[?W(?:\d{3,4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )
 GLOG = re.compile(r"\[?([IWEF])\d{3,4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
 
 TRACEBACK = "Traceback (most recent call last)"
-FILE = re.compile(r'^\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
+FILE = re.compile(r'^[\s|+]*File "(.+?)", line (\d+)(?:, in (\S+))?')
+HEADLESS = re.compile(
+    r'^ +File "[^"]+", line \d+$'
+)  # the place of a SyntaxError, without a traceback's first line
 LIBRARY = re.compile(  # of any layout, with "/" on Windows too
-    r"site-packages|dist-packages|/lib/python\d|^<|\.px[id]$|\.pyx$|/bin/(?:torchrun|accelerate|deepspeed)|"
+    r"site-packages|dist-packages|/lib/python\d|^<|\.px[id]$|\.pyx$|/bin/[^/.]+$|"
     r"^[A-Za-z]:/.*/(?:[Ll]ib|[Ss]cripts)/"
 )
 BOX = re.compile(r"^([│╭╰])(.*?)[│╮╯]?\s*$")  # Rich draws one around a traceback
 BOXED_PLACE = re.compile(r" {0,9}(\S{1,300}):(\d+) in (\S+)")
+CELL = re.compile(
+    r"^(?:File (\S{1,300}):(\d+), in ([^\s(]+).*|(Cell In ?\[\d+\]), line (\d+))"
+)  # IPython's places
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/(?!web|server)")  # a client
 RAISED = re.compile(
     r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"
@@ -49,7 +55,8 @@ IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.e
 # of a service beside the program
 ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
-CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+DIRECT = "The above exception was the direct cause"  # it was raised from another one
+CHAIN = re.compile(f"During handling of the above exception|{DIRECT}")
 
 BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
 # of an exception or a line whose cause stands below it
@@ -58,7 +65,9 @@ WRAPS = re.compile(
 )
 # of an exception whose cause stands above it
 REFERS = re.compile(
-    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above", re.I
+    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above|"
+    r"previous errors?|see the other ",
+    re.I,
 )
 # of an exception that a library caught by itself
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
@@ -76,7 +85,11 @@ HARMLESS = re.compile(
 )
 ERROR = re.compile(
     r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
-    r"^(?:: )?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] "
+    r"\b[Ee]rror (?:response|at \S+:\d)|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]"
+)
+# of a library, after which the process ends
+FATAL = re.compile(
+    r"^(?:: )?\[?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] |(?:^|[\s\[|:])(?:FATAL|[Ff]atal)(?:\]|:| -)|^panic: |\bpanicked at "
 )
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: |line \d+: )|^setup line failed|exitcode|Killed|core dumped|Aborted|Abort\(|"
@@ -94,7 +107,8 @@ PLAIN = re.compile(  # how tools say that they failed
     r"non-zero|denied\b|: fatal |not found\b|No such file|\bundefined (?:symbol|reference)"
 )
 LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
-    r"SIGTERM|Terminating process|closing signal|exitcode|^Traceback|torch/distributed/(?:run|elastic)"
+    r"SIGTERM|Terminating process|closing signal|exitcode|^Traceback|^(?:Sender|Subject): |"
+    r"torch/distributed/(?:run|elastic)"
 )
 EXITED = re.compile(
     r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
@@ -102,6 +116,7 @@ EXITED = re.compile(
     r"^\s*Status: +Failed"
 )
 
+BAR = re.compile(r"\d%\|.{0,200}?(\d{1,12}/\d{1,12})")  # of progress, and its count
 STEP = re.compile(
     r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b"
     r"\W*\d(?!.{0,200}\bfailed with)|"
@@ -125,16 +140,20 @@ DONE = re.compile(
 )
 NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
-NEW = [  # no part of an exception's message
-    *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}|^mpdemo: "), HARD, CHAIN, STEP),
+NEW = [  # no part of an exception's message: a rule, a logger's or a tool's line, the shell's, a bar, ...
+    re.compile(
+        rf"^(?:{GLOG.pattern})|^[-=*]{{9}}|^(?:mpdemo|wandb|mlflow|clearml|neptune)\b|^\+ |\d%\||^\(\w+\) \S+@|"
+        r"^[^a-z]{0,40}\b(?:DEBUG|INFO|WARN|WARNING)\b"
+    ),
+    *(HARD, CHAIN, STEP),
     *(ENDED, RESTART, EXCEPTION, WARNS),
 ]
 
 
 def unboxed(text) -> str:
-    """Return a line of a traceback that Rich has drawn as Python prints it."""
+    """Return a line of a traceback that Rich or IPython has drawn as Python prints it."""
     if not (box := BOX.match(text)):
-        return text
+        return CELL.sub(r'  File "\1\4", line \2\5, in \3', text)
     if box[1] == "╭" and TRACEBACK in text:
         return f"{TRACEBACK}:"
     place = BOXED_PLACE.match(box[2])
@@ -155,6 +174,8 @@ def looks_like(text) -> str:
         return ""
     if HARD.search(text):
         return "fault" if ERROR.search(text) else "hard"
+    if FATAL.search(text):
+        return "fault"
     if EXITED.search(text):
         return "exit"
     return "nccl" if "NCCL WARN" in text else "error" if ERROR.search(text) else "soft"
@@ -190,40 +211,65 @@ def unlabelled(log) -> list[str]:
     return [re.sub(f"^(?:{LABEL})*", "", line) for line in log.splitlines()]
 
 
-def label_of(lines):
+def label_of(lines, traced):
     """Return the expression of what stands before each line, as a launcher or a logger has written it.
 
-    A host's name or a logger's words are a label if nearly all lines, or a traceback's first line, begin with them.
+    It is a label if nearly all of the first lines begin with it, a logger's words or one host's name, or if a traceback
+    does, of which `traced` holds the first lines.
     """
     common = re.compile(f"(?:{TIME}|{LABEL})*")
-    texts = [seen_text(line) for line in lines if line.strip()]
-    texts = [text[common.match(text).end() :] for text in texts]
-    learned = []
-    for expression in (re.compile(LOGGER), HOST, GLOG):
+
+    def bare(line):
+        text = _from_json(seen_text(line))
+        return text[common.match(text).end() :]
+
+    texts = [text for line in lines if (text := bare(line)).strip()]
+    learned = [TIME, LABEL, *(_ahead(list(map(bare, block))) for block in traced)]
+    for expression in (re.compile(LOGGER), HOST):
         found = [match for text in texts if (match := expression.match(text))]
-        shapes = {re.sub(r"\d+", r"\\d+", re.escape(match[0])) for match in found}
-        ahead = any(match.string.startswith(TRACEBACK, match.end()) for match in found)
-        one = expression is HOST and len(texts) > 1 == len(shapes) or expression.pattern == LOGGER
-        if ahead or one and len(texts) <= 1.1 * len(found):
-            learned.append("|".join(shapes) if expression is HOST else expression.pattern)
-    return re.compile(f"(?:{'|'.join([TIME, LABEL, *learned])})*")
+        shapes = {_shape(match[0]) for match in found} if expression is HOST else {LOGGER}
+        alone = expression is HOST and len(texts) == 1
+        if len(shapes) == 1 and len(texts) <= 1.1 * len(found) and not alone:
+            learned += shapes
+    return re.compile(f"(?:{'|'.join(filter(None, dict.fromkeys(learned)))})*")
+
+
+def _ahead(block) -> str:
+    """Return the shape of what stands before a traceback's first line, if one of its places stands behind it too."""
+    words = block[0].partition(TRACEBACK)[0]
+    shape = _shape(words)
+    return (
+        shape
+        if re.search(r"\w", words) and any(re.match(f'{shape} +File "', line) for line in block)
+        else ""
+    )
+
+
+def _shape(words) -> str:
+    """Return the expression of words in which other numbers may stand."""
+    return re.sub(r"\d+", r"\\d+", re.escape(words))
 
 
 def split(raw, label) -> tuple:
-    """Return a line's label, without times, and its text, which may be indented; `label` is the labels' expression."""
+    """Return a line's label, without times, its text, which may be indented, and how many times stand before it.
+
+    `label` is the labels' expression.
+    """
     text, labels = seen_text(raw), ""
     for _ in range(DEEP):
         end = label.match(text).end()
         labels, text = labels + text[:end], text[end:]
-        if text[:2] != '{"' or text.rstrip()[-1:] != "}":
+        if text == (text := _from_json(text)):
             break
-        text = _from_json(text)
     text = "\n".join(unboxed(shortened(line, TEXT, " ... ")) for line in text.split("\n"))
-    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", labels)).strip(), text
+    short, times = re.subn(TIME, "", GLOG.sub(r"\1", labels))
+    return re.sub(LOGGER, "", short).strip(), text, times
 
 
 def _from_json(line) -> str:
-    """Return the text that a logger wrote as a line of JSON."""
+    """Return the text that a logger wrote as a line of JSON; any other line as it is."""
+    if line[:2] != '{"' or line.rstrip()[-1:] != "}":
+        return line
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

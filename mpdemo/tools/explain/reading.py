@@ -10,10 +10,24 @@ from itertools import accumulate
 
 from mpdemo.tools.explain import looks
 from mpdemo.tools.explain.known import Known, known_in
-from mpdemo.tools.explain.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
+from mpdemo.tools.explain.looks import (
+    CHAIN,
+    DIRECT,
+    FILE,
+    HEADLESS,
+    IGNORED,
+    LIBRARY,
+    RAISED,
+    THREAD,
+    TRACEBACK,
+    WARNS,
+    WEB,
+)
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
 BEGIN = 500  # lines by which a label is recognised
+BARS = 20  # of progress, before and after an exception, that are compared
+BLOCK = 20  # lines of a traceback by which its label is recognised
 HITS = 600  # lines with an alarming word at the beginning, and as many at the end, that are looked at
 AGAIN = 50  # lines of one kind that are looked at: a digit may decide, as in "exitcode: -9"
 # lines of a traceback, with those of other ranks in between; further lines of a message
@@ -32,8 +46,11 @@ class Trace:
     earlier: "Seen | None" = None  # the exception while which this one came up
     ignored: bool = False  # by Python, which says so above it
     thread: bool = False  # of a thread beside the program
+    direct: bool = False  # whether it was raised from the earlier one
     place: str = ""
     own: bool = False  # whether a frame is the reader's
+    indent: int = 1  # of its frames
+    code: str = ""  # the line that raised
     inner: list = field(default_factory=list)
     web: bool = False
 
@@ -42,7 +59,8 @@ class Trace:
         file = match[1].replace("\\", "/")
         own = not LIBRARY.search(file)
         self.inner = [*self.inner[-2:], f"{file}, in {match[3]}"]
-        if not self.place or own:
+        self.indent = match.start(1) - len('File "')
+        if own or not self.own:
             self.place = f"{match[1]}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
         self.own, self.web = self.own or own, self.web or bool(WEB.search(file))
 
@@ -96,15 +114,17 @@ class Log:
         self.lines = self.data.split(b"\n")
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         traced = self._having(TRACEBACK.encode(), 50)
-        self.label = looks.label_of(
-            [*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))]
-        )
+        blocks = (self.lines[number : number + BLOCK] for number in sorted(traced))
+        self.label = looks.label_of(self.lines[:BEGIN], blocks)
         self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = ([] for _ in range(6))
         # of each label: a traceback, an exception, its message
         self.open, self.newest, self.message = {}, {}, {}
         self.findings = None  # see explain.py
         self.until = -1  # the line up to which each one is looked at
         self._read()
+        redrawn = {number for seen in self.seen if seen.trace for number in self._redrawn(seen)}
+        for numbers in (self.steps, self.finite, self.done):
+            numbers[:] = [number for number in numbers if number not in redrawn]
         self.done = [number for number in self.done if number >= len(self.lines) - LAST]
         last = next((n for n in range(len(self.lines) - 1, -1, -1) if self.lines[n].strip()), 0)
         self.end = last, self.line(last)
@@ -142,13 +162,20 @@ class Log:
             found |= {bisect_right(self.starts, first) - 1, bisect_right(self.starts, last) - 1}
         return found
 
+    def _redrawn(self, seen) -> list:
+        """Return the bars that were drawn again after an exception, at the count that they had before it."""
+        at = bisect_right(self.steps, seen.last)
+        before, after = [*self.steps[max(0, at - BARS) : at], seen.trace.begin], self.steps[at : at + BARS]
+        counts = {bar[1] for number in before if (bar := looks.BAR.search(self.line(number)))}
+        return [n for n in after if (bar := looks.BAR.search(self.line(n))) and bar[1] in counts]
+
     def line(self, number) -> str:
         """Return a line as it is shown."""
         return looks.seen_text(self.lines[number]).strip()
 
     def split(self, number) -> tuple:
         """Return a line's label, without times, and its text, which may be indented."""
-        return looks.split(self.lines[number], self.label)
+        return looks.split(self.lines[number], self.label)[:2]
 
     def time(self, number) -> str:
         """Return when a line was written, in an order that text has too; "" if it does not say."""
@@ -159,6 +186,8 @@ class Log:
         """Return what a line says; None for one that belongs to a traceback or to an exception's message."""
         label, text = self.split(number)
         for part in text.split("\n"):  # of a line of JSON several
+            if HEADLESS.match(part) and label not in self.open:
+                self._begin(number, label)
             if TRACEBACK in part:
                 self._begin(number, label)
             elif self._in_message(number, label, part) or self._in_traceback(number, label, part):
@@ -176,7 +205,8 @@ class Log:
         above = next((text for own, text in lines if own == label and text.strip()), "")
         earlier = self.newest.get(label) if CHAIN.search(above) else None
         ignored = IGNORED.search(above) or earlier and earlier.trace.ignored
-        self.open[label] = Trace(number, earlier, bool(ignored), bool(THREAD.search(above)))
+        direct = DIRECT in above
+        self.open[label] = Trace(number, earlier, bool(ignored), bool(THREAD.search(above)), direct)
         self._attend(number, OPEN)
 
     def _attend(self, number, lines):
@@ -192,14 +222,15 @@ class Log:
             return False
         if match := FILE.match(text):
             trace.frame(match)
-        elif RAISED.match(text):
+        elif (said := text.lstrip(" |+")) and len(text) - len(said) < trace.indent and RAISED.match(said):
             del self.open[label]
             self.until = number if not self.open else self.until
             self._attend(number, MESSAGE)
-            seen = Seen([number], text.strip(), "exception", label=label, trace=trace)
+            seen = Seen([number], said.strip(), "exception", label=label, trace=trace)
             self.newest[label] = self.message[label] = seen
             self.seen += [] if trace.ignored else [seen]
         else:
+            trace.code = text.strip() if text.strip(" ~^") else trace.code
             return text[:1].isspace() or text[:1] in "|+"
         return True
 
@@ -212,7 +243,9 @@ class Log:
         goes_on = above.endswith(":") or text[:1].isspace() and text.strip()
         ends = not text.strip() if seen.says == "exception" else not goes_on
         new = any(new.search(text) for new in looks.NEW if not (goes_on and new is looks.EXCEPTION))
-        if ends and not seen.text.endswith(":") or number > seen.last + MESSAGE or new:
+        times = {looks.split(self.lines[line], self.label)[2] for line in (number, seen.numbers[0])}
+        ends = ends and not seen.text.endswith(":") or number > seen.last + MESSAGE
+        if ends or new or len(times) > 1:
             del self.message[label]
             return False
         seen.message.append((number, text.strip()))

@@ -44,11 +44,19 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (r"(?:^KeyError: |\b[Kk]ey )(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
-     "there is no entry {} in a dictionary, a configuration or a record of the data"),
+     "there is no entry {} in {}"),
     (r"(?P<a>(['\"]).{1,60}?\2) object has no attribute (?P<b>['\"]\w{1,60}['\"])",
      "{} has no {}: misspelt, never set, or of another version of the library"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
+NOT_THERE = re.compile(  # a file
+    r"\b(?:no|can(?:not|'t) \w+|could(?: not|n't) \w+|unable to \w+|failed to \w+) (?:\S{1,99} ){0,6}?"
+    r"(?:files?|director(?:y|ies)|folders?|paths?|checkpoints?|images|samples)\b|"
+    r"(?:/\S{1,200}|\b(?:file|directory|folder|path|checkpoint)\b.{0,200}?) "
+    r"(?:do(?:es)?(?: not|n't) exist|(?:(?:is|are|was|were) )?(?:not found|missing)\b)|not a (?:file|directory)\b",
+    re.I,
+)
+PROCESSES = re.compile(r"world.?size|\b(?:processes|ranks)\b", re.I)
 FIRST_SIZE = re.compile(r"(?<=[\[(])\d+(?=, \d)")  # of a shape
 SIZE = re.compile(r"[1-9]\d*(?=\D*$)")  # the last number
 LAST_BATCH = "; only the first size differs, as that of a last batch that is smaller (drop_last=True)"
@@ -80,11 +88,14 @@ def unknown(seen) -> Known:
     library = library_of(seen.trace.inner) if seen.trace else ""
     plain = "an error" if seen.trace and not seen.trace.own else "an error in the program"
     plain = plain if seen.says == "exception" else "a line that looks like an error"
-    what = f"an error that {library} raised" if library else plain
+    what, do = f"an error that {library} raised" if library else plain, ""
     for expression, relation in AGREE:
         if match := re.search(expression, text):
-            a, b = match["a"].strip(), match["b"].strip()
+            a, b = match["a"].strip(), match["b"].strip() or _holder(seen)
             what += f": {relation.format(a, b)}"
+            if "multiple" in relation and PROCESSES.search(text):
+                do = "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with "
+                do += "the one that the settings ask for, such as the parallel sizes"
             if "multiple" in relation and (size := SIZE.search(a)):
                 fit = ", ".join(str(n) for n in range(1, 100) if int(size[0]) % n == 0)
                 what += f"; {size[0]} is a multiple of {fit}"
@@ -95,6 +106,9 @@ def unknown(seen) -> Known:
         what += f"; missing: {absent[1]} {numbers}"
     if said := advice(text):
         return Known((), what, f"the message says: {said}")
+    if do or NOT_THERE.search(text):
+        path = "check this path and its spelling, as the job sees it: from the folder in which it runs, on its node"
+        return Known((), what, do or path)
     if LATE.search(text):
         do = "find what it waited for: another rank (see its own last lines), the disk or the network; "
         return Known((), what, do + "a longer timeout helps only if that is slow")
@@ -111,6 +125,12 @@ def unknown(seen) -> Known:
     return Known(
         (), what, "look at this place: the program itself raised the error, and the lines above it say when"
     )
+
+
+def _holder(seen) -> str:
+    """Return what a traceback's last line of code looks into; where it does not say, what that may be."""
+    found = re.findall(r"([\w.]+)\[", seen.trace.code) if seen.trace else []
+    return found[-1] if found else "a dictionary, a configuration or a record of the data"
 
 
 def advice(text) -> str:
