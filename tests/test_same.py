@@ -260,6 +260,7 @@ FAULTS = {
     "gradient cut off (detached)": ("sharded.py --how words", "x.clone()", DETACHED),
     "weights differ (tensor parallel)": ("sharded.py --how tensor", *OTHER_NORM),
 }
+OFTEN = "import job\njob.LOOK = job.SAVE_STEPS = 2\n"
 LOADS = '        {0}.load_state_dict(state["{1}"])\n'
 CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.functional.dropout({RELU}, 0.1)")
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
@@ -311,7 +312,7 @@ RESUMES = {
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
     "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer").strip(), "pass"),
     " of the script to take home": ("", TAKE_HOME),
-    " of a sharded checkpoint": ("", TAKE_HOME.with_name("train_fsdp.py")),
+    " of a sharded checkpoint": ("", TAKE_HOME.with_name("train_fsdp.py"), "import job\n", OFTEN),
 }
 DAILY = {  # one of each kind; the others by night
     *(
