@@ -47,7 +47,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        34_400,
+        31_100,
         "is a reader's script the same training on 1 and N processes, does it resume; in CI, too",
     ),
     (
@@ -81,7 +81,7 @@ REST = [
     ),
 ]
 # How many files each may have.
-FILES = {"course": (COURSE, 90), "tools": (TOOLS, 73)}
+FILES = {"course": (COURSE, 90), "tools": (TOOLS, 71)}
 LARGEST = 300  # lines of a module
 # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PLAYER = 1_220

@@ -61,7 +61,7 @@ def test_explain_needs_no_pytorch(light):
 def test_same_runs_a_script_with_the_python_of_another_environment(light):
     script = root() / "notebooks/scripts/first_ddp.py"
     done = light("same", "--python", sys.executable, "--", str(script))
-    assert done.returncode == 0 and "the same training" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "2 processes: same" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_needs_pytorch_says_what_to_install(light):

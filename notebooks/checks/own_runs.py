@@ -65,7 +65,7 @@ def judged(script, *options):
         if not (folder / "said.json").exists():
             raise AssertionError(f"{(done.stderr.strip().splitlines() or ['no verdict'])[-1]}.")
         verdict = json.loads((folder / "said.json").read_text())["worlds"][0]
-    found = "; ".join(
-        f"{finding['name']}: {finding['what']}; {finding['remedy']}" for finding in verdict["findings"][:1]
-    )
-    assert verdict["verdict"] == "same", f"{verdict['said']}. {found or '; '.join(verdict['notes'])}."
+    said = verdict["notes"]
+    for finding in verdict["findings"][:1]:
+        said = [f"{finding['name']}: {finding['what']}", finding["remedy"]]
+    assert verdict["verdict"] == "same", f"mpdemo same says {verdict['verdict']}. {'; '.join(said)}."

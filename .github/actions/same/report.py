@@ -30,7 +30,7 @@ def table(record) -> list:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines = [f"### `{' '.join(record['script'])}`", "", f"With {versions}:"]
     for world in record["worlds"]:
-        lines += ["", f"**{world['processes']} processes: {world['said']}**", ""]
+        lines += ["", f"**{world['processes']} processes: {world['verdict']}**", ""]
         rows = [(level, row) for kind, level in LEVELS.items() for row in world[kind]]
         cells = [["", "finding", "evidence", "line", "remedy"], ["---"] * 5]
         for level, row in rows:

@@ -7,9 +7,20 @@ breaks, and the combination that it is instead, name the fault; the call that ra
 """
 
 from mpdemo.tools.same import inside, shares
-from mpdemo.tools.same.finding import Finding, agree, apart, distance, fit, norm, numbers, shown, tolerance
+from mpdemo.tools.same.finding import (
+    EQUAL,
+    Finding,
+    agree,
+    apart,
+    distance,
+    fit,
+    gap,
+    norm,
+    numbers,
+    shown,
+    tolerance,
+)
 
-EQUAL = 1e-5  # relative: ranks that did the same arithmetic
 REST = 3e-3  # of a gradient may be left where it is a combination of others
 EVEN = 0.01  # relative: weights of ranks that count alike
 GROWTH = 10.0  # of rounding, from step to step, where weights were too large to be kept
@@ -37,18 +48,13 @@ def first_break(one, many, compared) -> Finding | None:
 
 def differing(many, k, kind) -> list:
     """Return the names of which ranks with the same part have other values; one that a rank lacks is zero."""
-    ranks, found, first = [rank[kind] for rank in many.steps[k]], [], {}
-    total = max(map(norm, ranks))
-    for name in dict.fromkeys(name for rank in ranks for name in rank):
-        for rank, step in zip(ranks, many.steps[k], strict=True):
-            if name in rank or name in step["weights"]:
-                row = (
-                    rank.get(name) or [0.0] * (len(step["weights"][name]) - 1) + step["weights"][name][-1:]
-                )
-                same = first.setdefault((name, row[-1]), row)
-                off = max(abs(a - b) for a, b in zip(row[1:-1], same[1:-1], strict=True))
-                if off > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total) and name not in found:
-                    found.append(name)
+    found, first, total = [], {}, max(norm(rank[kind]) for rank in many.steps[k])
+    for rank in many.steps[k]:
+        for name, held in (rank["weights"] | rank[kind]).items():
+            row = held if name in rank[kind] else [0.0] * (len(held) - 1) + held[-1:]
+            same = first.setdefault((name, row[-1]), row)
+            if gap(row, same) > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total) and name not in found:
+                found.append(name)
     return found
 
 
@@ -69,7 +75,7 @@ def weights(many, k):
     who = "tensor parallel ranks" if many.names("tensor") else "the ranks"
     what = f"before step {k + 1} {who} have other values of {shown(names)} (norms of all {norms})"
     what += "; in the step before they used the same gradient" * bool(k)
-    line = step["state"]["lines"].get("weights") or many.steps[max(k - 1, 0)][0]["where"]
+    line = step["lines"].get("weights") or many.steps[max(k - 1, 0)][0]["where"]
     return Finding("weights differ", what, line)
 
 
@@ -113,7 +119,7 @@ def used(many, k):
     if not set(differing(many, k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
         return scaled
     sent = shares.reductions(step["parts"])
-    no_sync = next(iter(many.ranks[0].names("no_sync")), "")
+    no_sync = many.ranks[0].first("no_sync")
     if "DDP" in wraps and step["entered"] and sent and not sent[-1] and (any(sent) or no_sync):
         when = f"in microbatch {', '.join(str(n) for n, x in enumerate(sent, 1) if x) or 'none'} of {len(sent)}"
         what += f": DDP averages {when}, and not with the last backward pass before the step"
@@ -218,7 +224,7 @@ def before(one, many, k):
     if not pairs:
         return None
     what = f"in step {k + 1} " + said.format(*pairs[0])
-    at = next(iter(many.ranks[0].names("scheduler at")), "")
+    at = many.ranks[0].first("scheduler at")
     if k and b["scheduled"] == many.processes * a["scheduled"] > 0:
         return Finding("scheduler steps once per process", what, at)
     return Finding("learning rate changes", what, at if k and at else where)
@@ -244,7 +250,7 @@ def state_of_rank(one, many, k, what, line):
     if not (names := inside.other_state(one, many, k)):
         return None
     what += f"; {shown(names)} have other values in a rank than with one process"
-    return Finding("state of each rank", what, many.steps[k][0]["state"]["lines"].get(names[0]) or line)
+    return Finding("state of each rank", what, many.steps[k][0]["lines"].get(names[0]) or line)
 
 
 def cause(one, many, k, name):
@@ -268,24 +274,17 @@ def cause(one, many, k, name):
         return Finding(known, f"{what}: {times[0]:.4g} times as large", line)
     to, left = fit(a["local"], own)
     if same or times and rest < REST:
-        factors = numbers(
-            (fit(w.sums[k]["gradients"], [w.sums[k]["local"]])[0] or [0.0])[0] for w in (one, many)
-        )
-        what += f"; before it is scaled or clipped it is the same, and multiplied by {factors} then"
+        by = [fit(sums["gradients"], [sums["local"]])[0] or [0.0] for sums in (a, b)]
+        what += f"; before it is scaled or clipped it is the same, and multiplied by {numbers(sum(by, []))} then"
         return scale_of_rank(many, k) or Finding("gradient scaled", what, many.steps[k][0]["where"])
-    untrained = inside.other_untrained(one, many)
-    if module := inside.first_module(one, many, untrained):
-        name, text = module
-        return Finding(
-            name, f"{what}; the first module that returns something else for the same row is {text}", line
-        )
-    if untrained:
+    if untrained := inside.other_untrained(one, many):
         what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
         return Finding("untrained weights differ", what, line)
+    if module := inside.first_module(one, many):
+        what += f"; the first module that returns something else for the same row is {module[1]}"
+        return Finding(module[0], what, line)
     if to and left < REST and max(to) - min(to) > EVEN * max(map(abs, to)):
-        what += (
-            f"; with one process the ranks' gradients count {numbers(to)}, and each of them the same here"
-        )
+        what += f"; with one process the ranks' gradients count {numbers(to)}, and all the same here"
         return Finding("mean of means", what, line)
     if state := state_of_rank(one, many, k, what, line):
         return state

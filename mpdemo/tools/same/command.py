@@ -28,7 +28,7 @@ BEGIN = """mpdemo same runs your training script with one process and with two: 
     mpdemo same --python .venv/bin/python -- ...    the interpreter of your environment; it needs PyTorch 2.6 or later
 
 It prints same, different or unsure, the first link of a step that breaks, the line and the remedy. More: --help"""
-FORMAT = 1  # of what --json writes: another number if a name in it changes its meaning
+FORMAT = 2  # of what --json writes: another number if a name in it changes its meaning
 
 
 def add_arguments(parser):
@@ -149,8 +149,8 @@ def checked(args) -> list:
 def show(verdict):
     rows = [[name, *values] for name, values in verdict["table"].items()]
     print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
-    said, *more = told(verdict)
-    print("\n" + coloured(said, VERDICTS[verdict["verdict"]]["colour"]))
+    head, *more = told(verdict)
+    print("\n" + coloured(head, VERDICTS[verdict["verdict"]]["colour"]))
     print(wrapped("\n".join([*more, ""])))
 
 
@@ -163,4 +163,4 @@ def told(verdict) -> list:
         ]
         lines += verdict["harmless"]
     notes = [f"  {note}" for note in verdict["notes"]]
-    return [f"{verdict['processes']} processes: {verdict['said']}", *map(str, lines), *notes]
+    return [f"{verdict['processes']} processes: {verdict['verdict']}", *map(str, lines), *notes]

@@ -5,9 +5,9 @@ import re
 
 from mpdemo.tools.same.finding import Finding
 
-LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
-# of collectives, in gloo
-MISFIT = ("EnforceNotMet", "op.preamble", "gloo/", "terminate called", "exit status -")
+# what a rank says when another has left it, and what gloo says where collectives don't fit together
+OF_OTHERS = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
+OF_OTHERS += ("EnforceNotMet", "op.preamble", "gloo/", "terminate called", "exit status -")
 BATCH = re.compile(r"batch (\d+)")
 
 
@@ -15,9 +15,14 @@ def of_end(many):
     """Return why a world of several has not come to its end, or nothing."""
     if many.how == "ended" and not many.error:
         return None if many.steps else Finding("fails with several", "no step of an optimizer is seen")
-    if many.error and not any(text in many.error for text in LEFT + MISFIT):
+    if many.error and not is_of_others(many.error):
         return Finding("fails with several", many.error, many.error_line)
     return out_of_data(many) or first_call(many)
+
+
+def is_of_others(error) -> bool:
+    """Whether another rank may be the cause of an error."""
+    return any(text in error for text in OF_OTHERS)
 
 
 def out_of_data(many):
@@ -69,13 +74,6 @@ def of_call(many, k, calls, made, rank):
     if made[0][0] == made[rank][0] == "backward":
         return Finding("a rank skips", said, calls[0]["where"])
     odd = 0 if made[0][0] != "backward" else rank  # a collective that only some make
-    ends = [
-        [n for n in many.ranks[r].of("end of data") if n["loader"] in (None, many.loader)]
-        for r in (odd, rank - odd)
-    ]
-    if len(ends[0]) > len(ends[1]) and made[rank - odd][0] == "backward":
-        what = f"rank {odd} has no more data, and rank {rank - odd} has: {said}"
-        return Finding("unequal steps", what, calls[rank - odd]["where"])
     return Finding("collectives differ", said, calls[odd]["where"])
 
 

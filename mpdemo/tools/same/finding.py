@@ -9,8 +9,9 @@ from pathlib import Path
 from mpdemo.errors import one_line
 
 DATA = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
-TABLE, BY_NATURE, GIVEN, VERDICTS = (DATA[name] for name in ("found", "by nature", "given", "verdicts"))
+TABLE, BY_NATURE, VERDICTS = (DATA[name] for name in ("found", "by nature", "verdicts"))
 TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative; of other dtypes 2e-4
+EQUAL = 1e-5  # relative: ranks or runs that do the same arithmetic
 SHARE = 0.1  # of the norm of all tensors: what a small one is measured by
 
 
@@ -33,7 +34,7 @@ class Finding:
     def __str__(self):
         record = self.record()
         record["line"] = f"\n    Line: {record['where']}" * bool(self.where)
-        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {section})".format(**record)
+        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {page})".format(**record)
 
 
 def distance(a, b) -> float:
@@ -51,20 +52,28 @@ def norm(sketches) -> float:
     return math.sqrt(sum(values[0] for values in sketches.values()))
 
 
-def apart(a, b) -> tuple:
-    """Return how far the tensors of two sketches are from each other, relative to their norm, and the farthest name.
+def far(a, b) -> dict:
+    """Return how far each tensor of a sketch is from that of another, relative to its norm.
 
     A tensor that is small beside the others is measured by a share of them, or rounding would decide; one that is
     missing is zero.
     """
-    total, farthest = max(norm(a), 1e-12), (0.0, "")
-    for name, row in a.items():
-        other = b.get(name) or [0.0] * len(row)
-        off = max(abs(x - y) for x, y in zip(row[1:-1], other[1:-1], strict=True))
-        relative = off / (math.sqrt(row[0]) + SHARE * total)
-        if not relative <= farthest[0]:  # it may be no number
-            farthest = relative, name
-    return farthest
+    beside = SHARE * max(norm(a), 1e-12)
+    return {
+        name: gap(row, b.get(name) or [0.0] * len(row)) / (math.sqrt(row[0]) + beside)
+        for name, row in a.items()
+    }
+
+
+def gap(a, b) -> float:
+    """Return the largest difference of two tensors' projections."""
+    return max(abs(x - y) for x, y in zip(a[1:-1], b[1:-1], strict=True))
+
+
+def apart(a, b) -> tuple:
+    """Return how far the tensors of two sketches are from each other at most, and the name; no number is farthest."""
+    found = ((off if off == off else math.inf, name) for name, off in far(a, b).items())
+    return max(found, default=(0.0, ""))
 
 
 def fit(target, basis) -> tuple:

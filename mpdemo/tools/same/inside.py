@@ -1,11 +1,7 @@
 """What ranks hold and compute besides the chain: modules, frozen weights, buffers, copies, files of tensors."""
 
-import math
+from mpdemo.tools.same.finding import EQUAL, Finding, apart, far, norm, shown, tolerance
 
-from mpdemo.tools.same.finding import Finding, apart, norm, shown, tolerance
-
-SAME = 1e-5  # relative: the same arithmetic
-SHARE = 0.1  # of the largest tensor beside it: what a small one is measured by
 STATISTICS = ("running_mean", "running_var")  # of BatchNorm, whose ranks are known to differ
 BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
 
@@ -16,16 +12,24 @@ def cut_off(one, many) -> list:
     Not those that have none in some steps, such as the rows of an embedding that no sample uses, or an expert.
     """
     count = min(len(one.steps), len(many.steps))
-    found = [[world.sums[k]["gradients"] for k in range(count)] for world in (one, many)]
-    names = {name for step in found[0] for name in step}
-    shares = [{n: [s[n][0] ** 0.5 / (norm(s) or 1.0) for s in w if n in s] for n in names} for w in found]
-    dead = [n for n in names if count > 1 and not any(shares[1][n]) and len(shares[0][n]) == count]
-    return sorted(n for n in dead if 2 * sum(share > SAME for share in shares[0][n]) > count)
+    alone, several = (
+        [shares_of(sums["gradients"]) for sums in world.sums[:count]] for world in (one, many)
+    )
+    dead = [name for name in alone[0] if count > 1 and not any(step.get(name) for step in several)]
+    seen = {
+        name: sum(step[name] > EQUAL for step in alone) for name in dead if all(name in s for s in alone)
+    }
+    return sorted(name for name, times in seen.items() if 2 * times > count)
+
+
+def shares_of(sketches) -> dict:
+    """Return what share of the norm of all tensors each has."""
+    return {name: row[0] ** 0.5 / (norm(sketches) or 1.0) for name, row in sketches.items()}
 
 
 def other_untrained(one, many) -> list:
     """Return the names of what is not trained, such as a teacher's parameters, and has other values in some rank."""
-    return [name for name, row in one.untrained.items() if apart({name: row}, many.untrained)[0] > SAME]
+    return [name for name, row in one.untrained.items() if apart({name: row}, many.untrained)[0] > EQUAL]
 
 
 def returned(world) -> dict:
@@ -38,15 +42,10 @@ def returned(world) -> dict:
     return found
 
 
-def first_module(one, many, untrained):
-    """Return the first module that returns something else for an equal row in the first step: a finding, and a text.
-
-    One with other weights does, too, and may be there for a metric alone.
-    """
+def first_module(one, many):
+    """Return the first module that returns something else for an equal row in the first step: a finding, and a text."""
     alone, together, limit = returned(one), returned(many), 5 * tolerance(one, many)
-    for key in alone:
-        if key not in together or any(is_inside(name, key[0]) for name in untrained):
-            continue
+    for key in (key for key in alone if key in together):
         (taken, gave, kind), (taken_too, gave_too, other) = alone[key], together[key]
         if near(taken, taken_too, limit / 10) and not near(gave, gave_too, limit):
             text = f"{key[0] or 'the model'} ({kind})"
@@ -56,107 +55,68 @@ def first_module(one, many, untrained):
     return None
 
 
-def is_inside(name, place) -> bool:
-    """Whether a parameter is one of a module; the names of models other than the first begin with their own."""
-    (owner, _, path), (model, _, module) = name.rpartition(":"), place.rpartition(":")
-    return owner == model and (not module or path.startswith(f"{module}."))
-
-
 def near(a, b, limit) -> bool:
     """Whether two rows have the same norm and projection."""
     return max(abs(a[0] - b[0]), abs(a[1] - b[1])) <= limit * max(a[0], b[0], 1e-6)
 
 
 def other(a, b, limit) -> list:
-    """Return the names of what two ranks hold and has other values; of other shapes are parts of a batch."""
-    size = {
-        n: max(math.sqrt(row[0]) for row in (a[n], b[n]) if row)
-        for n in a.keys() & b.keys()
-        if a[n] and b[n]
-    }
-    beside = SHARE * max(size.values(), default=0.0)
-    return sorted(
-        name
-        for name in size
-        if a[name][3] == b[name][3]
-        and not name.endswith(STATISTICS)
-        and max(abs(x - y) for x, y in zip(a[name][1:3], b[name][1:3], strict=True))
-        > limit * max(size[name] + beside, 1e-6)
-    )
+    """Return the names of what both hold, with other values; of other shapes are parts of a batch."""
+    both = {name: row for name, row in a.items() if row and b.get(name) and row[-1] == b[name][-1]}
+    return sorted(n for n, off in far(both, b).items() if off > limit and not n.endswith(STATISTICS))
 
 
 def other_state(one, many, k) -> list:
     """Return what of the state differs between the ranks, or from one process, at step k or the one before."""
     for place in (k, k - 1)[: 1 + bool(k)]:
-        alone, *ranks = one.steps[place][0]["state"], *(rank["state"] for rank in many.steps[place])
-        for kind in ("buffers", "copies"):
-            found = other(ranks[0][kind], ranks[-1][kind], SAME)
-            if found := found or other(alone[kind], ranks[0][kind], 10 * tolerance(one, many)):
-                return found
+        alone, *ranks = (rank["state"] for rank in (one.steps[place][0], *many.steps[place]))
+        if found := other(ranks[0], ranks[-1], EQUAL) or other(alone, ranks[0], 10 * tolerance(one, many)):
+            return found
     return []
 
 
 def of_state(one, many):
     """Yield what of the state differs after the last step that both have made."""
-    count, limit = min(len(one.steps), len(many.steps)), 10 * tolerance(one, many)
-    if not count:
-        return
-    alone, *ranks = one.steps[count - 1][0]["state"], *(rank["state"] for rank in many.steps[count - 1])
-    for kind, name in (("copies", "copy of the weights differs"), ("buffers", "buffers differ")):
-        found = other(alone[kind], ranks[0][kind], limit)
-        if kind == "copies":
-            own = other(ranks[0][kind], ranks[-1][kind], SAME)
-            found = [n for n in found if n not in own and len(alone[kind]) == len(ranks[0][kind])]
-        if found:
-            what = f"after step {count} {shown(found)} have other values than with one process"
-            yield Finding(name, what, ranks[0]["lines"].get(found[0], ""))
+    count = min(len(one.steps), len(many.steps))
+    alone, *ranks = (rank["state"] for rank in (one.steps[count - 1][0], *many.steps[count - 1]))
+    found, own = other(alone, ranks[0], 10 * tolerance(one, many)), other(ranks[0], ranks[-1], EQUAL)
+    equal = alone.keys() == ranks[0].keys()
+    copies = [name for name in found if is_copy(name) and name not in own and equal]
+    buffers = [name for name in found if not is_copy(name)]
+    for names, finding in ((copies, "copy of the weights differs"), (buffers, "buffers differ")):
+        if names:
+            what = f"after step {count} {shown(names)} have other values than with one process"
+            yield Finding(finding, what, many.steps[count - 1][0]["lines"].get(names[0], ""))
 
 
-def saves(world, begin=0) -> dict:
-    """Return what rank 0 saved, by file and number of steps."""
-    return {(note["file"], note["step"] + begin): note for note in world.ranks[0].of("saved")}
-
-
-def of_saved(one, many):
-    """Yield the first file of tensors that has other contents than with one process."""
-    alone = saves(one)
-    for key, note in saves(many).items():
-        if key in alone and (
-            said := contents(alone[key]["state"], note["state"], 10 * tolerance(one, many))
-        ):
-            what = f"{key[0]}, saved after step {key[1]}: {said}"
-            yield Finding("file of tensors differs", what, note["where"])
-            return
-
-
-def contents(a, b, limit) -> str:
-    """Return how the tensors of two files differ, or an empty text."""
-    if missing := [name for name in a if name not in b]:
-        return f"{shown(missing)} not in it with several processes"
-    if more := [name for name in b if name not in a]:
-        return f"{shown(more)} only in it with several processes"
-    names = other(a, b, limit)
-    return f"other values of {shown(names)}" if names else ""
+def is_copy(name) -> bool:
+    """Whether a state is a tensor that the script writes in place, and no buffer."""
+    return name.startswith("tensor ")
 
 
 def lost(whole, again, place, k):
     """Return what of the state a resume has not restored, in its step k."""
     expected, found = whole.steps[place + k][0]["state"], again.steps[k][0]
-    for kind in ("buffers", "copies"):
-        if len(expected[kind]) == len(found["state"][kind]) and (
-            names := other(expected[kind], found["state"][kind], SAME)
-        ):
-            what = f"{shown(names)} differ in step {place + k + 1}"
-            line = found["state"]["lines"].get(names[0]) or found["where"]
-            return Finding("state not restored", what, line)
-    return None
+    names = other(expected, found["state"], EQUAL)
+    if not names or expected.keys() != found["state"].keys():
+        return None
+    line = found["lines"].get(names[0]) or found["where"]
+    return Finding("state not restored", f"{shown(names)} differ in step {place + k + 1}", line)
 
 
-def lost_in_files(whole, again, place):
-    """Return the first file of tensors that a resume writes with other contents."""
-    expected = saves(whole)
-    for key, note in saves(again, place).items():
-        if key in expected and (names := other(expected[key]["state"], note["state"], SAME)):
-            what = f"{key[0]}, saved after step {key[1]}, has other values of {shown(names)}"
-            return Finding("file differs after resume", what, note["where"])
-    return None
+def of_saved(whole, again, place=0, finding="file of tensors differs", limit=EQUAL):
+    """Yield the first file of tensors that rank 0 saves with other contents, after so many steps of another run."""
+    expected = {(note["file"], note["step"]): note["state"] for note in whole.ranks[0].of("saved")}
+    for note in again.ranks[0].of("saved"):
+        key = note["file"], place + note["step"]
+        if key in expected and (said := contents(expected[key], note["state"], limit)):
+            yield Finding(finding, f"{key[0]}, saved after step {key[1]}: {said}", note["where"])
+            return
+
+
+def contents(a, b, limit) -> str:
+    """Return how the tensors of two files differ, or an empty text."""
+    if odd := sorted(a.keys() ^ b.keys()):
+        return f"{shown(odd)} only in one of both"
+    names = other(a, b, limit)
+    return f"other values of {shown(names)}" if names else ""

@@ -8,26 +8,25 @@ import shutil
 import signal
 
 from mpdemo.tools.same import inside
-from mpdemo.tools.same.finding import Finding, apart, distance
+from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
 EPOCHS = 3
 LONGER = 32  # times as many batches at most, where no checkpoint is written in the usual ones
 FEW = 2  # steps that tell with which weights a run begins
-EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
 
 
 def verdict(watcher, processes, other) -> dict:
     """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes resumes."""
     run, whole = uninterrupted(watcher, processes)
-    killed = StoppedTwice(run, whole, signal.SIGKILL, first_stop(whole))
+    killed = StoppedTwice(run, whole, signal.SIGKILL)
     series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
     if not whole.ranks[0].of("start")[0]["handler"]:
         notes.append(
             "the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone"
         )
     elif killed.places:
-        series.append(stopped_by_a_warning(run, whole, watcher.args.batches))
+        series.append(StoppedTwice(run, whole, signal.SIGTERM))
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
     first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
     if other != processes and any(killed.places[:1]):
@@ -37,48 +36,33 @@ def verdict(watcher, processes, other) -> dict:
             error = "" if elsewhere.steps else elsewhere.error
             what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what))
-    said = (
-        "resumes once as it should, but NOT a second time"
-        if second
-        else "resumes as if it had never stopped"
-    )
-    said = "does NOT resume as it should" if first else said
     # each name once
     findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
-    record = {"processes": processes, "said": said, "findings": findings, "harmless": [], "table": rows}
+    record = {"processes": processes, "findings": findings, "harmless": [], "table": rows}
     notes += sum((stopped.notes for stopped in series), [])
+    if second and not first:
+        notes.append("it resumes once as it should, and not a second time")
     return record | {"verdict": "different" if findings else "same", "notes": notes}
 
 
 def uninterrupted(watcher, processes) -> tuple:
     """Run the script to its end; return how to run it again as long, and that run."""
     run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
-    whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
-    refuse(whole)
-    # many save every some hundred steps only: run until one would have saved twice
-    if not whole.names("file"):
-        longer = {"batches": LONGER * usual}
-        run, more = functools.partial(run, **longer), longer | {"beyond": 2 * usual}
+    for more in ({}, {"batches": LONGER * usual, "beyond": 2 * usual}):
         whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
         refuse(whole)
+        if whole.names("file"):
+            return run, whole
+        # many save every some hundred steps only: run until one would have saved twice
+        run = functools.partial(run, batches=LONGER * usual)
     return run, whole
-
-
-def stopped_by_a_warning(run, whole, usual):
-    """Stop a run by SIGTERM; early, if it then saves something, else after its checkpoint."""
-    late = first_stop(whole)
-    early = usual if whole.order["batches"] > usual else late
-    warned = StoppedTwice(run, whole, signal.SIGTERM, early)
-    if early < late and not warned.copy:
-        warned = StoppedTwice(run, whole, signal.SIGTERM, late)
-    return warned
 
 
 class StoppedTwice:
     """A run that a signal stops, its first resume, which the same signal stops, and its second, which runs on."""
 
-    def __init__(self, run, whole, number, stop):
-        self.whole, self.number, self.stop = whole, number, stop
+    def __init__(self, run, whole, number):
+        self.whole, self.number, self.stop = whole, number, first_stop(whole)
         self.places = []  # after which steps of the uninterrupted run the resumes begin
         self.found, self.notes, self.copy = ([], []), [], None  # what is found in each resume
         self.run = functools.partial(run, whole.processes)
@@ -121,8 +105,7 @@ class StoppedTwice:
         if self.number == signal.SIGTERM and stopped.how == "silent":
             found.append(Finding("hangs", f"after the {nth} SIGTERM"))
         if difference := follow(self.whole, again):
-            loads = again.ranks[0].names("load at")
-            difference.where = next(iter(loads), difference.where)
+            difference.where = again.ranks[0].first("load at") or difference.where
             difference.what = f"in the {nth} resume after {self.number.name}, {difference.what}"
             found.append(difference)
         self.places.append(place_of(self.whole, again))
@@ -181,7 +164,8 @@ def follow(whole, again) -> Finding | None:
         return Finding(*wrong_start(whole, place, first))
     both = range(min(len(whole.steps) - place, len(again.steps)))
     found = next(filter(None, (in_step(whole, again, place, k) for k in both)), None)
-    return found or inside.lost_in_files(whole, again, place) or printed(whole, again, place)
+    files = inside.of_saved(whole, again, place, "file differs after resume")
+    return found or next(files, None) or printed(whole, again, place)
 
 
 def in_step(whole, again, place, k) -> Finding | None:
@@ -223,15 +207,13 @@ def wrong_start(whole, place, first) -> tuple:
 
 
 def printed(whole, again, place):
-    """Return whether the losses printed after a resume are no part of those that the uninterrupted run prints."""
+    """Return the first loss that is printed after a resume, and never in the uninterrupted run."""
     expected, losses = whole.ranks[0].printed(), again.ranks[0].printed()
-    if not losses or not expected:
-        return None
-    # it may print nothing before the uninterrupted run ends
-    longer = place + len(again.steps) > len(whole.steps)
-    for offset in range(len(expected) + longer):
-        pairs = list(zip(expected[offset:], losses, strict=False))
-        if all(name == other and abs(a - b) <= 2 * half for (name, a, half), (other, b, _) in pairs):
-            return None
-    what = "{} {:g} is printed, and never in the uninterrupted run".format(*losses[0])
-    return Finding("printed loss differs", what)
+    longer = place + len(again.steps) > len(
+        whole.steps
+    )  # by one step, whose loss nothing can be compared with
+    for name, value, half in losses[: len(losses) - longer] if expected else ():
+        if not any(name == other and abs(value - known) <= 2 * half for other, known, _ in expected):
+            what = f"{name} {value:g} is printed, and never in the uninterrupted run"
+            return Finding("printed loss differs", what)
+    return None

@@ -6,7 +6,7 @@ from collections import Counter
 
 from mpdemo.tools.same.finding import BY_NATURE, Finding, distance, norm, shown, tolerance
 
-SHARED = 0.2  # of a step's rows: more is no chance
+SHARED, FEW = 0.2, 0.05  # of a step's rows, and of an epoch's: more is no chance
 
 
 def not_distributed(many) -> Finding | None:
@@ -19,7 +19,7 @@ def not_distributed(many) -> Finding | None:
 
 
 def of_data(one, many):
-    """Yield what is wrong with the samples that the ranks draw; each epoch's order is known whole."""
+    """Yield what is wrong with the samples that the ranks draw, or with the rows where samples have no numbers."""
     if other := not_shared(many):
         yield Finding("samples not shared", f"rank {other[1]} trains on other samples than rank {other[0]}")
         return
@@ -27,17 +27,17 @@ def of_data(one, many):
     passes = [
         [note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas
     ]
-    if many.loader is None or not all(passes):
-        yield from of_rows(one, many)
-        return
-    yield from of_order(passes[0])
-    if len(passes) == 1:
-        return
-    yield from of_shares(passes)
-    yield from of_size(many, one.in_samples, many.in_samples)
-    if (leaks := leaked(many)) and not leaked(one):
-        what = f"{leaks} samples are trained on in one rank and validated on in another"
-        yield Finding("trained and validated", what)
+    if many.loader is not None and all(passes):  # then each epoch's order is known whole
+        yield from of_order(passes[0])
+        epoch = [Counter(sum(of_rank[0]["samples"], [])) for of_rank in passes]
+        yield from of_shares([epoch], "samples", FEW)
+        yield from of_size(many, one.in_samples, many.in_samples)
+        yield from of_ends(passes)
+    elif any(many.in_rows) and many.has_other_rows(one):
+        in_epochs = [*epochs_of(many)], "rows", FEW
+        told = many.steps[0][0]["epoch"]  # a loop without a loader tells none
+        yield from of_shares(*(in_epochs if told else (many.rows, "rows", SHARED)))
+        yield from of_size(many, one.in_rows, many.in_rows)
 
 
 def of_order(epochs):
@@ -48,17 +48,32 @@ def of_order(epochs):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
 
 
-def of_shares(passes):
-    """Yield what is wrong with how the ranks share the samples of an epoch."""
-    count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
-    drawn = [Counter(sum(of_rank[0]["samples"], [])) for of_rank in passes]
-    times = Counter(sample for of_rank in drawn for sample in of_rank)
-    twice, replaced = sum(number > 1 for number in times.values()), len(drawn[0]) < drawn[0].total()
-    if all(of_rank == drawn[0] for of_rank in drawn):
-        yield Finding("no sampler", f"all {count} ranks train on the same {drawn[0].total()} samples")
-    elif twice > count and not replaced:
-        what = f"{twice} of the {len(times)} samples of an epoch are trained on in two ranks or more"
+def of_shares(groups, what, allowed):
+    """Yield whether the ranks draw the same; what a rank repeats of its own tells how much of it may be chance."""
+    count, first = len(groups[0]), [ranks[0] for ranks in groups]
+    if count == 1:
+        return
+    if all(of_rank == ranks[0] for ranks in groups for of_rank in ranks):
+        yield Finding("no sampler", f"all {count} ranks train on the same {first[0].total()} {what}")
+        return
+    both = sum(max(len(ranks[0] & other) for other in ranks[1:]) for ranks in groups)
+    distinct, total = sum(map(len, first)), sum(map(Counter.total, first))
+    if both > count * len(groups) and both / distinct > allowed + 4 * (1 - distinct / total):
+        what = f"{100 * both / distinct:.0f} % of the {what} are trained on in two ranks"
         yield Finding("another order per rank", what)
+
+
+def epochs_of(many):
+    """Yield the rows that each replica has trained on, by epoch."""
+    for _, steps in itertools.groupby(
+        zip(many.steps, many.rows, strict=True), lambda step: step[0][0]["epoch"]
+    ):
+        yield [sum(of_rank, Counter()) for of_rank in zip(*(rows for _, rows in steps), strict=True)]
+
+
+def of_ends(passes):
+    """Yield whether the ranks have other numbers of batches."""
+    lengths = [len(of_rank[0]["batches"]) for of_rank in passes]
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
 
@@ -78,84 +93,20 @@ def of_size(many, alone, together):
         yield Finding("batch not divided", what)
 
 
-def leaked(world) -> int:
-    """Return how many samples are used for both training and validation."""
-    drawn = {True: set(), False: set()}
-    for note in (note for rank in world.replicas for note in rank.of("pass")):
-        drawn[note["loader"] == world.loader] |= {
-            (note["root"], str(k)) for batch in note["samples"] for k in batch
-        }
-    return len(drawn[True] & drawn[False])
-
-
-def of_rows(one, many):
-    """Yield what is wrong with the rows that enter the model where samples have no numbers."""
-    alone, together = one.in_rows, many.in_rows
-    if len(many.replicas) < 2 or not any(together) or not many.has_other_rows(one):
-        return
-    yield from of_size(many, alone, together)
-    shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in many.rows]
-    if min(shared) > 0.99:
-        yield Finding(
-            "no sampler",
-            f"all {many.processes} ranks train on the same rows in each of {len(shared)} steps",
-        )
-        return
-    if (mean := sum(shared) / len(shared)) > SHARED:
-        yield Finding("another order per rank", f"two ranks share {100 * mean:.0f} % of the rows of a step")
-        return
-    epochs, length, total = {}, rows_of_epoch(one), 0
-    for ranks, (first, second, *others) in zip(many.steps, many.rows, strict=True):
-        drawn = epochs.setdefault((ranks[0]["epoch"], total // length), (Counter(), Counter()))
-        total += sum(map(Counter.total, (first, second, *others)))
-        drawn[0].update(first)
-        drawn[1].update(second)
-    first, second = max(epochs.values(), key=lambda drawn: len(drawn[0] & drawn[1]))
-    own = 1 - len(first) / max(1, first.total())  # what a rank repeats of its own shows how much is chance
-    both = len(first & second) / max(1, len(first))
-    if both > 0.05 + 4 * own:
-        what = f"{100 * both:.0f} % of the rows of one rank are trained on by another too, in other steps"
-        yield Finding("another order per rank", what)
-
-
-def rows_of_epoch(one) -> int:
-    """Return how many rows one process draws until one is repeated; a loop without a loader tells no epochs."""
-    seen, total = set(), 0
-    for drawn in one.in_rows:
-        if seen & drawn.keys():
-            return max(1, total)
-        seen |= drawn.keys()
-        total += drawn.total()
-    return 10**12
-
-
 def unequal(alone, together) -> bool:
     """Whether a step of two worlds differs."""
     return any(a != b for a, b in zip(alone, together, strict=False))
 
 
-def of_model(one, many):
+def of_model(many):
     """Yield what makes no comparison of steps worth while: nothing finite, or an optimizer of other parameters."""
     norms = [norm(sums["gradients"]) for sums in many.sums]
     if broken := [k for k, value in enumerate(norms) if not math.isfinite(value)]:
         yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {norms[broken[0]]}")
         return
-    models = [note for rank in many.ranks for note in rank.of("model")]
-    missing = in_all([note["missing"] for note in models])
-    if missing and all(note["strange"] == note["held"] for note in models):
-        what = f"it holds other parameters than the model: {shown(missing)}"
+    if any(note["strange"] for note in many.ranks[0].of("model")):
+        what = "it holds none of the parameters of the model that is called, but others"
         yield Finding("optimizer built before wrapping", what)
-        return
-    used = {name for sums in one.sums for name, row in sums["gradients"].items() if row[0]}
-    if names := [*missing, *(n for n in in_all([note["unused"] for note in models]) if n not in used)]:
-        yield Finding(
-            "parameters not trained", f"{shown(names)}: in no optimizer, or without a gradient but 0"
-        )
-
-
-def in_all(lists) -> dict:
-    """Return what all of some lists hold, in order."""
-    return {name: None for name in lists[0] if all(name in of_rank for of_rank in lists)} if lists else {}
 
 
 def of_chance(one, many, kind) -> Finding | str | bool:

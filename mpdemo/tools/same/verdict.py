@@ -6,10 +6,11 @@ from pathlib import Path
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import chain, ends, inside, shares
-from mpdemo.tools.same.finding import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm
+from mpdemo.tools.same.finding import BY_NATURE, Finding, apart, norm, tolerance
 from mpdemo.tools.same.worlds import refuse
 
-LONGEST = 8  # epochs at most in which the ranks are compared with each other
+ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
+ROWS += ["learning rate", "messages per step"]
 
 
 class Comparison:
@@ -17,19 +18,14 @@ class Comparison:
 
     def __init__(self, watcher, count, many, without):
         self.watcher, self.many, self.without = watcher, many, set(without)
-        self.findings, self.notes = [], []
-        self.order = ""  # what one process was given of the several: the order of the samples, or the rows themselves
-        self.compared = False
-        weights = sum((rank.files("weights") for rank in many.ranks), [])
+        self.findings, self.notes, self.compared = [], [], False
+        self.given = False  # whether one process was given the samples of the several
+        weights = sorted(map(str, many.notes.glob("*.weights")))
         self.run = functools.partial(watcher.run_new, count, without=self.without, forced=weights)
         self.one = self.run()
-        if (
-            watcher.args.device
-            and not self.one.error
-            and not self.one.steps
-            and not self.one.names("spawn")
-        ):
-            watcher.devices = many.processes  # some scripts end at once where they don't see two GPUs
+        if watcher.args.device and not (self.one.error or self.one.steps):
+            # some scripts end at once where they don't see two GPUs
+            self.run = functools.partial(self.run, devices=many.processes)
             self.one = self.run()
         self.reason = only_watched(watcher, self.one)
         if not self.reason:
@@ -43,7 +39,6 @@ class Comparison:
     def compare(self):
         """Look at the rows and the ends of the ranks, then follow the chain."""
         one, many = self.one, self.many
-        many.turn(one)
         if alone := shares.not_distributed(many):
             self.findings = [alone]
             return
@@ -53,7 +48,7 @@ class Comparison:
             if failed.name == "fails with several" and (reason := only_watched(self.watcher, many)):
                 self.findings, self.reason = [], reason
             return
-        self.findings += shares.of_model(one, many)
+        self.findings += shares.of_model(many)
         if all(finding.has("beside") for finding in self.findings):
             self.give_same_rows()
             self.follow()
@@ -61,14 +56,9 @@ class Comparison:
 
     def give_same_rows(self):
         """Where one process draws other samples, run it again on those of the several."""
-        one, many = self.one, self.many
-        given, kept = {}, sum((rank.files("rows") for rank in many.replicas), [])
-        if shares.unequal(one.in_samples, many.in_samples):
-            self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
-        elif many.has_other_rows(one) and kept:
-            self.order, given = "rows", {"rows": kept}
-        if given:
-            self.one = self.run(**given)
+        if shares.unequal(self.one.in_samples, self.many.in_samples):
+            self.given = True
+            self.one = self.run(replay={str(self.one.loader): self.many.batches()})
 
     def follow(self):
         """Follow the chain; then, where it holds, compare what is kept, saved and printed."""
@@ -79,7 +69,7 @@ class Comparison:
         seen = any(one.in_rows) and any(many.in_rows)
         same = seen and not many.has_other_rows(one)
         numbered = many.in_samples and not shares.unequal(one.in_samples, many.in_samples)
-        self.compared = bool(same or numbered and not chance_of(one, many))
+        self.compared = bool(same or numbered and not chance_of(one, many) & {"augmentation", "draws"})
         found = chain.first_break(one, many, self.compared)
         if self.compared:
             self.findings += [found] if found else [*after(one, many)]
@@ -93,16 +83,12 @@ class Comparison:
 
 def after(one, many):
     """Yield what differs although the chain holds."""
-    if (
-        len(one.steps) != len(many.steps)
-        and one.how == many.how == "ended"
-        and not many.names("more epochs")
-    ):
+    if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
         yield Finding("other steps", what, many.steps[-1][0]["where"])
         return
     yield from inside.of_state(one, many)
-    yield from inside.of_saved(one, many)
+    yield from inside.of_saved(one, many, limit=10 * tolerance(one, many))
     yield from shares.of_log(one, many)
 
 
@@ -131,10 +117,10 @@ def incomparable(one, many) -> str:
     if not one.steps:
         return "no step of an optimizer of torch.optim is seen"
     shapes = [
-        {k: v for note in world.ranks[0].of("start") for k, v in note["shapes"].items()}
+        dict(item for note in world.ranks[0].of("start") for item in note["shapes"].items())
         for world in (one, many)
     ]
-    other = [name for name in shapes[0] if name in shapes[1] and shapes[0][name] != shapes[1][name]]
+    other = [name for name, shape in shapes[0].items() if shapes[1].get(name, shape) != shape]
     if other:
         return f"the script splits its model itself: {shares.shown(other)} have other shapes with {many.processes}"
     return ""
@@ -153,10 +139,7 @@ def of_other_rows(one, many) -> list:
 def verdicts_of(watcher, counts) -> list:
     """Run the script with each larger number of processes, and compare each with the first number."""
     without = watcher.args.without
-    return [
-        verdict(watcher, counts[0], watcher.run_new(count, without=without, longest=LONGEST))
-        for count in counts[1:]
-    ]
+    return [verdict(watcher, counts[0], watcher.run_new(n, without=without)) for n in counts[1:]]
 
 
 def verdict(watcher, count, many) -> dict:
@@ -168,7 +151,7 @@ def verdict(watcher, count, many) -> dict:
     differs = not found.compared or any(finding.has("chance") for finding in found.findings)
     if chance and differs and not serious and not found.reason:
         without = found.without | chance
-        many = watcher.run_new(many.processes, without=without, record=True)
+        many = watcher.run_new(many.processes, without=without)
         found = Comparison(watcher, count, many, without)
         chance -= {"draws"} - chance_of(found.one, many)  # they were those of dropout
         own = {name: ": each rank draws its own" * (drawn[name] is True) for name in sorted(chance)}
@@ -188,28 +171,24 @@ def judged(found, notes, strict) -> dict:
     one, many = found.one, found.many
     harmless = [finding for finding in found.findings if finding.has("note") and not strict]
     findings = [finding for finding in found.findings if finding not in harmless]
-    given = GIVEN.get(found.order)
-    if given:
-        notes.append(given[0].format(one=one, many=many.processes))
     kind = "different" if findings else "same" if many.steps and not found.reason else "unsure"
-    said = VERDICTS[kind]["said"]
-    if kind == "same" and given and found.compared:
-        said += given[1]
+    if found.given:
+        notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
     if found.reason:
         notes.append(f"nothing to compare: {found.reason}")
-    notes += found.notes + [
-        f"{name} is computed by all-reduces on CPUs" for name in sorted(many.names("emulated"))
-    ]
+    notes += found.notes
+    if many.names("emulated"):
+        notes.append("SyncBatchNorm is computed from the gathered rows on CPUs")
     if kind != "different" and (left := not_examined(one, many)):
         notes.append(f"not examined: {left}")
-    record = {
+    return {
         "processes": many.processes,
         "verdict": kind,
-        "said": said,
         "findings": findings,
         "harmless": harmless,
+        "notes": [*map(one_line, notes)],
+        "table": table(one, many),
     }
-    return record | {"notes": [*map(one_line, notes)], "table": table(one, many)}
 
 
 def not_examined(one, many) -> str:
@@ -225,43 +204,30 @@ def not_examined(one, many) -> str:
         f"what {name} looks at" for name in one.names("not examined") | many.names("not examined")
     )
     if one.names("cut"):
-        found.append(f"what follows step {told_of(one, many)[0]}")
+        found.append(f"what follows step {len(one.steps)}")
     return ", ".join(found)
-
-
-def told_of(one, many) -> list[int]:
-    """Return up to which step each world is told of: how many more epochs it sees depends on the machine's speed."""
-    steps = [len(one.steps), len(many.steps)]
-    more = [int(step) for step in one.names("more epochs") | many.names("more epochs")]
-    return [min(steps + more)] * 2 if more else steps
 
 
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
-    told = told_of(one, many)
-    pairs = list(zip(one.sums[: told[0]], many.sums[: told[1]], strict=False))
+    pairs = zip(one.sums, many.sums, strict=False)
     far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
-    rows = {"processes": [one.processes, many.processes], "steps": told}
-    for name, show in {
-        "rows per step": lambda world, last: world.in_rows[0].total() or "not seen",
-        "first gradient": lambda world, last: f"{norm(world.sums[0]['gradients']):.6g}",
-        "last gradient": lambda world, last: f"{norm(world.sums[last]['gradients']):.6g}",
-        "last weights": lambda world, last: f"{norm(world.sums[last]['weights']):.6g}",
-        "learning rate": rate,
-        "messages per step": lambda world, last: messages(world),
-    }.items():
-        rows[name] = [
-            show(world, end - 1) if world.steps else "-"
-            for world, end in zip((one, many), told, strict=True)
-        ]
+    rows = {name: list(cells) for name, *cells in zip(ROWS, column(one), column(many), strict=True)}
     return rows | {"largest difference of a gradient": ["", "-" if far is None else f"{far:.1g}"]}
 
 
-def rate(world, last) -> str:
-    """Return the learning rate of a step."""
-    return "by hand" if world.names("by hand") else f"{world.steps[last][0]['rates'][0]:.6g}"
-
-
-def messages(world) -> str:
-    """Return how many collectives a step has, those of DDP and FSDP as well."""
-    return str(sum(world.steps[-1][0]["calls"].values()))
+def column(world) -> list:
+    """Return what one world did, for each row of the table."""
+    if not world.steps:
+        return [world.processes, 0, *"------"]
+    first, last, step = world.sums[0], world.sums[-1], world.steps[-1][0]
+    norms = [first["gradients"], last["gradients"], last["weights"]]
+    rate = "by hand" if world.names("by hand") else f"{step['rates'][0]:.6g}"
+    return [
+        world.processes,
+        len(world.steps),
+        world.in_rows[0].total() or "not seen",
+        *(f"{norm(sketches):.6g}" for sketches in norms),
+        rate,
+        str(sum(step["calls"].values())),  # those of DDP and FSDP as well
+    ]

@@ -31,8 +31,6 @@ class Watcher:
     def aim(self, args):
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
-        # that a script sees with --device cpu, where it asks for more than one for each process
-        self.devices = 0
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
@@ -103,9 +101,8 @@ class Watcher:
     def run(self, processes, without=(), stop=None, folder=None, epochs=2, **given) -> World:
         """Run the script once; a folder of an earlier run holds what that run wrote.
 
-        `given` may hold what one process shall train on: `replay`, the samples of each batch of a loader by their
-        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files. `forced`
-        are files with the weights that each step begins with; `plain` runs the script unwatched. With
+        `given` may hold `replay`, the samples of each batch of a loader by their numbers, on which one process shall
+        train; `forced`, files with the weights that each step begins with; `plain`, to run the script unwatched; with
         `beyond` the run ends when it has made twice the steps to its first file, and so many more.
         """
         self.runs += 1
@@ -116,28 +113,25 @@ class Watcher:
         words = [
             re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script
         ]
-        command = [word.replace("{n}", str(processes)) for word in words]
-        order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
-        order |= {
+        order = {
+            "processes": processes,
+            "command": [word.replace("{n}", str(processes)) for word in words],
+            "epochs": epochs,
+            "batches": self.args.batches,
             "cwd": f"{run}{self.real}",
             "folder": str(run),
             "real": str(self.real),
             "notes": str(notes),
-        }
-        order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
-        order |= {
+            "without": sorted(without),
+            "limit": self.args.timeout,
+            "device": self.args.device,
+            "devices": processes,  # that a script sees with --device cpu
+            "stop": stop,  # a signal, and the step after which it is sent
+            "seed": 1000 if folder else 0,  # a script that is started again draws other numbers
             "replay": {},
-            "rows": [],
-            "record": False,
-            "beyond": 0,
-            "longest": 0,
-            "forced": [],
-            "plain": False,
+            **dict.fromkeys(("forced", "beyond", "plain"), 0),
+            **given,
         }
-        order |= given
-        order |= {"devices": max(self.devices, processes)}
-        order |= {"stop": stop}  # a signal, and the step after which it is sent
-        order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
         self.pipe.send(order)
         doing = f"{processes} process{'es' * (processes > 1)}"
         return World(notes, order, self.answer(100 * self.args.timeout, doing, notes / "0.jsonl"))

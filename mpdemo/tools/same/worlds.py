@@ -2,19 +2,17 @@
 
 import functools
 import json
-import os
 import re
 from collections import Counter
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.tools.same.ends import LEFT, MISFIT
+from mpdemo.tools.same.ends import is_of_others
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
 LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 NEAR = 1e-3  # relative: rows that were computed from the same numbers, in another order
-TRACED = re.compile(r'File "(.*)", line (\d+), in ')
 
 
 class Rank:
@@ -26,17 +24,18 @@ class Rank:
         notes, self.out, self.err = texts
         # the last may be cut
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
-        self.steps, self.folder, self.number = self.of("step"), folder, rank
-
-    def files(self, name) -> list:
-        """Return the file in which a rank has kept its rows or its weights, if there is one."""
-        return [str(file)] if (file := self.folder / f"{self.number}.{name}").exists() else []
+        self.steps, self.number = self.of("step"), rank
 
     def of(self, kind) -> list:
+        """Return the notes of a kind."""
         return [note for note in self.notes if note["kind"] == kind]
 
     def names(self, kind) -> list:
         return [note["name"] for note in self.of(kind)]
+
+    def first(self, kind) -> str:
+        """Return the name in the first note of a kind, or an empty text."""
+        return next(iter(self.names(kind)), "")
 
     def passes(self, loader) -> list:
         """Return the passes over the data of a loader."""
@@ -49,6 +48,11 @@ class Rank:
             states.setdefault(note["where"], set()).add(note["state"])
             sizes[note["where"]] += note["size"]
         return states, sizes
+
+    def last_error(self) -> str:
+        """Return the last line of errors that is neither indented nor a warning of PyTorch's."""
+        lines = [line for line in self.err.splitlines() if line.strip() and line[0] not in " ["]
+        return lines[-1] if lines else ""
 
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
@@ -64,8 +68,8 @@ class World:
     """What the ranks of a run did together."""
 
     def __init__(self, notes, order, answer):
-        self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
-        self.turned = False  # whether rows are told by their second dimension, or without padding
+        self.notes, self.order, self.processes = notes, order, order["processes"]
+        self.folder = Path(order["folder"])
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
@@ -86,16 +90,12 @@ class World:
     @functools.cached_property
     def failed(self) -> tuple:
         """The rank that failed by itself, if one did, else one that lost its partner, and its last line of errors."""
-        found = []
-        for rank, status in self.statuses.items():
-            if status:
-                lines = [
-                    line
-                    for line in self.ranks[rank].err.splitlines()
-                    if line.strip() and line[0] not in " ["
-                ]
-                found.append((rank, lines[-1] if lines else f"exit status {status}"))
-        own = [(rank, line) for rank, line in found if not any(text in line for text in LEFT + MISFIT)]
+        found = [
+            (rank, self.ranks[rank].last_error() or f"exit status {status}")
+            for rank, status in self.statuses.items()
+            if status
+        ]
+        own = [(rank, line) for rank, line in found if not is_of_others(line)]
         return next(iter(own + found), (0, ""))
 
     @property
@@ -106,27 +106,7 @@ class World:
     @property
     def error_line(self) -> str:
         """The line of the reader's files in which that rank failed."""
-        own = [
-            (file, line)
-            for file, line in TRACED.findall(self.ranks[self.failed[0]].err)
-            if self.is_own(file)
-        ]
-        return f"{os.path.relpath(*self.placed(own[-1][0]))}:{own[-1][1]}" if own else ""
-
-    def is_own(self, file) -> bool:
-        """Whether a file is the reader's."""
-        return not file.startswith(("/", "<")) or file.startswith(
-            (str(self.folder), self.order["real"] + os.sep)
-        )
-
-    def placed(self, file) -> tuple:
-        """Return the path of one of the reader's files, and the folder in which the script was started."""
-        cwd = self.order["cwd"]
-        return (
-            (file, self.order["real"])
-            if file.startswith(self.order["real"])
-            else (os.path.join(cwd, file), cwd)
-        )
+        return next((note["where"] for note in self.ranks[self.failed[0]].of("failed")), "")
 
     @functools.cached_property
     def sums(self) -> list:
@@ -166,9 +146,8 @@ class World:
     @functools.cached_property
     def rows(self) -> list:
         """For each step and replica, the rows that entered the model."""
-        kind = "columns" if self.turned else "rows"
         return [
-            [Counter(sum(rank.steps[k][kind], [])) for rank in self.replicas]
+            [Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas]
             for k in range(len(self.steps))
         ]
 
@@ -176,18 +155,6 @@ class World:
     def in_rows(self) -> list:
         """The rows of each step."""
         return [sum(ranks, Counter()) for ranks in self.rows]
-
-    def turn(self, one):
-        """Tell rows by the second dimension, or without padding, where only so they are those of one process."""
-        if not one.steps or not self.steps:
-            return
-        drawn = [
-            Counter(sum((sum(step["columns"], []) for step in world.steps[0]), [])) for world in (one, self)
-        ]
-        if drawn[0] and drawn[0] == drawn[1] and one.in_rows[0] != self.in_rows[0]:
-            for world in (one, self):
-                world.turned = True
-                del world.rows, world.in_rows
 
     def has_other_rows(self, one) -> bool:
         """Whether a step trains on other rows than the same step of another world, by more than rounding."""

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh as device_mesh
 from torch import cuda, nn
+from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from . import private_torch
+from .notes import ORDER, note_once
 
 REAL = torch.device
 CPU = REAL("cpu")
@@ -232,3 +234,21 @@ def replace_processes():
         "cpu", *args, **options
     )
     DistributedDataParallel.__init__ = wrapped
+
+
+def allow_sync_norm():
+    """Let SyncBatchNorm work where PyTorch refuses it, on CPU processes."""
+    if ORDER["device"] == "cpu" or not torch.cuda.is_available():
+        private_torch.allow_sync_norm()
+        nn.SyncBatchNorm.forward = normalize
+
+
+def normalize(norm, x):
+    """Normalize the rows of all ranks, and return this rank's; those of this rank alone, where the real one does."""
+    several = dist.is_initialized() and dist.get_world_size(norm.process_group) > 1
+    if not (norm.training and several) or "batchnorm" in ORDER["without"]:
+        return nn.BatchNorm1d.forward(norm, x)
+    note_once("emulated", "SyncBatchNorm")
+    group = norm.process_group or dist.group.WORLD
+    everything = torch.cat(all_gather(x.contiguous(), group))
+    return nn.BatchNorm1d.forward(norm, everything).chunk(dist.get_world_size(group))[dist.get_rank(group)]

@@ -2,21 +2,17 @@
 
 import ast
 import collections
-import contextlib
-import os
-import time
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from . import chance, private_torch, where
-from .notes import ORDER, before, finish, note, note_once, now, number_of
+from . import chance, private_torch
+from .notes import ORDER, before, finish, here, note, note_once, now, number_of, takes_one
 from .rows import rows_of
 
 MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
 WARM_UP = 16  # times as many batches at most, while a learning rate rises
-QUICK = 6.0  # seconds in which a world may look at more epochs
 loaders, datasets, fetchers, passes = [], {}, set(), collections.Counter()
 lines = {}  # by id of a loader: where it was made
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
@@ -27,11 +23,8 @@ class Noted:
     """Stands for a loader's batch sampler: notes the whole order of an epoch, and hands it out."""
 
     def __init__(self, loader, sampler):
-        self.sampler, self.dataset, self.in_batches = (
-            sampler,
-            loader.dataset,
-            loader.batch_sampler is not None,
-        )
+        self.sampler, self.dataset = sampler, loader.dataset
+        self.in_batches = loader.batch_sampler is not None
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
         if kind not in loaders:  # many scripts build a new loader for each epoch
             loaders.append(kind)
@@ -53,11 +46,7 @@ class Noted:
         passes[self.key] += 1
         self.number = passes[self.key]
         epochs = len(trained[self.key])
-        if (
-            epochs >= ORDER["epochs"]
-            and (not now.waiting or epochs >= ENOUGH)
-            and not goes_on(self.key, epochs)
-        ):
+        if epochs >= ORDER["epochs"] and (not now.waiting or epochs >= ENOUGH):
             finish()
         whole = list(self.beginning())
         batches = [[plain(index) for index in (batch if self.in_batches else [batch])] for batch in whole]
@@ -65,34 +54,13 @@ class Noted:
         while isinstance(root, Subset):  # a sample's number in the whole data set, not in a part of it
             samples = [[plain(root.indices[index]) for index in batch] for batch in samples]
             root = root.dataset
-        root = number_of(datasets, root)
-        note(
-            "pass",
-            loader=self.key,
-            number=self.number,
-            batches=batches,
-            samples=samples,
-            root=root,
-            line=self.line,
-            taken_at=where.here(),
-        )
+        what = {"batches": batches, "samples": samples, "line": self.line, "taken_at": here()}
+        note("pass", loader=self.key, number=self.number, **what)
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
             given = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
             whole = given + whole[len(given) :]
         yield from whole
-
-
-def goes_on(loader, epochs) -> bool:
-    """Whether this world looks at one more epoch than was asked for: the first rank here decides it for all."""
-    if epochs >= ORDER["longest"]:
-        return False
-    link = f"{ORDER['notes']}/epoch-{loader}-{epochs}"
-    with contextlib.suppress(FileExistsError):
-        os.symlink("on" if time.monotonic() < now.begun + QUICK else "off", link)
-    if on := os.readlink(link) == "on":
-        note_once("more epochs", now.steps)  # after so many steps
-    return on
 
 
 def plain(index):
@@ -122,7 +90,7 @@ def watch():
             and sampler.key not in now.whole
             and not warms_up
         ):
-            if not where.takes_one():
+            if not takes_one():
                 raise StopIteration
             now.whole.add(sampler.key)
             note_once("whole", sampler.key)
@@ -130,7 +98,7 @@ def watch():
             batch = next_batch(iterator)
         except StopIteration:
             key = getattr(sampler, "key", None)
-            note("end of data", number=number, where=where.here(), loader=key)
+            note("end of data", number=number, where=here(), loader=key)
             raise
         now.update(batch=[], loaded=True)
         if now.iterator is not iterator:
@@ -153,14 +121,14 @@ def watch():
 
 def made(loader, *_, **__):
     """Note where a loader is made."""
-    lines[id(loader)] = where.here()
-    note_once("loader at", where.here())
+    lines[id(loader)] = here()
+    note_once("loader at", here())
 
 
 def scheduled(*_, **__):
     """Count the steps of schedulers; until one has changed a learning rate, there is something to wait for."""
     now.scheduled += 1
-    note_once("scheduler at", where.here())
+    note_once("scheduler at", here())
     now.waiting = len(now.seen_rates) < 2
 
 

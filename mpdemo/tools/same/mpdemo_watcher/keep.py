@@ -12,8 +12,7 @@ try:
     import safetensors.torch
 except ImportError:  # the reader's environment has none
     safetensors = None
-from . import where
-from .notes import ORDER, before, note_once, now
+from .notes import ORDER, before, here, note_once, now
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -48,7 +47,7 @@ def watch():
                 make_own(folder, path) if path.startswith(folder) else refuse_or_allow(path)
             if event in ("open", "os.rename") and paths[-1].startswith(folder):
                 note_once("file", os.path.relpath(paths[-1], ORDER["cwd"]))
-                note_once("file at", where.here())
+                note_once("file at", here())
                 with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
                     os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
                 if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued

@@ -14,9 +14,8 @@ import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from . import sketch, state
-from .notes import ORDER, before, note_once, now
+from .notes import ORDER, before, calling, here, note_once, now
 from .private_torch import DispatchMode, tree_leaves
-from .where import calling, here
 
 calls = collections.Counter()  # since the last step
 SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers

@@ -1,25 +1,32 @@
-"""What a rank notes: one line of JSON each, written at once, so that a killed rank leaves its notes as well."""
+"""What a rank notes: one line of JSON each, written at once, so that a killed rank leaves its notes as well.
+
+With the line of the reader's files that runs: asked at the moment of a call, since no log tells it later.
+"""
 
 import functools
 import json
+import linecache
 import os
 import sys
 import time
+import traceback
 from types import SimpleNamespace
 
 ORDER = {}  # what is run, how much of it, and where the notes are written
-
+LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python")
+HERE = os.path.dirname(os.path.abspath(__file__))
+MOST = 3000  # calls that are written down, each before it is made
 
 # Where this rank is, and what it has noted in its round: from a forward pass to the next one after a step.
 # Numbers: steps, epochs (how often a loader has begun), how deep in hooks, modules and backward passes it is, passes
 # so far, terms of the losses, draws by row, steps of schedulers, calls that others make, the optimizer that stepped.
-COUNTS = "steps epoch inside depth backward backwards terms draws scheduled made optimizer last_rate begun"
+COUNTS = "steps epoch inside depth backward backwards terms draws scheduled made optimizer last_rate"
 # Whether the round has begun, a step lies in a backward pass, a wrapper was entered, the learning rate rises, a
 # scheduler has still to act, a loader has given a batch.
 FLAGS = "open early entered rising waiting loaded"
 # Optimizers that step; the hashes of the batch's rows, of the running call's, of all calls' and of those without
-# training; targets of a replay; backward passes; learning rates; of the rows their numbers, and the same by columns.
-LISTS = "stepping batch row rows eval_rows targets parts rates values columns"
+# training; backward passes; learning rates; of the rows norm and projection.
+LISTS = "stepping batch row rows eval_rows parts rates values"
 now = SimpleNamespace(
     **dict.fromkeys(COUNTS.split(), 0),
     **dict.fromkeys(FLAGS.split(), False),
@@ -79,6 +86,64 @@ def before(owner, name, action):
             return function(*args, **options)
 
         setattr(owner, name, called)
+
+
+@functools.cache
+def own(file) -> str:
+    """Return the path of one of the reader's files as they know it, or an empty text."""
+    path = os.path.abspath(os.path.join(ORDER["cwd"], file))
+    if file.startswith("<") or path.startswith(HERE) or any(part in path for part in LIBRARIES):
+        return ""
+    for top in (ORDER["cwd"], ORDER["real"]):  # a package that is installed from there is read there
+        if path.startswith(top + os.sep):
+            return os.path.relpath(path, top)
+    return os.path.relpath(path, ORDER["cwd"]) if path.startswith(ORDER["folder"] + os.sep) else ""
+
+
+def frames():
+    """Yield the frames of the reader's files, the innermost first."""
+    frame = sys._getframe(1)
+    while frame:
+        if own(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def lines():
+    """Yield the lines of the reader's files that run, such as ``train.py:12``, the innermost first."""
+    for frame in frames():
+        yield f"{own(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def here() -> str:
+    """Return the innermost line of the reader's files that runs."""
+    return next(lines(), "")
+
+
+def of_script() -> str:
+    """Return the innermost line of the script itself, for a load or save that a file beside it makes."""
+    script = own(sys.argv[0])
+    return next((line for line in lines() if line.rpartition(":")[0] == script), here())
+
+
+def of_error(error) -> str:
+    """Return the innermost line of the reader's files that an error came through."""
+    passed = traceback.walk_tb(error.__traceback__)
+    found = [f"{file}:{line}" for frame, line in passed if (file := own(frame.f_code.co_filename))]
+    return found[-1] if found else ""
+
+
+def takes_one() -> bool:
+    """Whether the reader's own line asks for the next batch with `next`, so that it counts on all of them."""
+    frame = next(frames(), None)
+    return bool(frame) and "next(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+def calling(name, of=""):
+    """Write down a call that the other ranks have to make, too, before it is made: it may never return."""
+    now.made += 1
+    if now.made <= MOST:
+        note("call", name=name, of=of, where=here())
 
 
 def has_ended(status):

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import torch
 
 from . import watch
-from .notes import has_ended
+from .notes import has_ended, note, of_error
 
 GRACE = 10.0  # seconds for the other ranks when one has ended
 family = SimpleNamespace(**runpy.run_path(sys.argv[3]))  # of mpdemo, which may not be installed here
@@ -62,8 +62,9 @@ def fork(order, rank, port, owner) -> int:
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
         print(*([] if isinstance(error.code, int) else [error.code]), file=sys.stderr)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        note("failed", where=of_error(error))
     finally:
         sys.stdout.flush()
         has_ended(status)

@@ -5,8 +5,8 @@ import os
 import torch
 from torch import nn
 
-from . import private_torch, rows, sketch, where
-from .notes import ORDER, before, note, note_once, now
+from . import private_torch, rows, sketch
+from .notes import ORDER, before, here, note, note_once, now, of_script
 
 MOST, LARGE = 1000, 2**24  # tensors; elements of one
 written = {}  # by id: a tensor that was written in place outside of modules, backward passes and steps; and the line
@@ -20,34 +20,39 @@ def wrote(args):
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
             whole = private_torch.whole_of(tensor)
             if whole.layout is torch.strided and not hasattr(whole, "placements"):
-                key = private_torch.number_of_storage(whole.untyped_storage())
-                old = written.get(key)
+                key = storage_of(whole)
                 again = (
-                    old is not None and private_torch.alive(old[0]) is not None
-                )  # written once is no average
-                written[key] = private_torch.weak(whole), where.here(), again
+                    key in written and private_torch.alive(written[key][0]) is not None
+                )  # once is no average
+                written[key] = private_torch.weak(whole), here(), again
 
 
-def found_now() -> dict:
-    """Return the state at this step: buffers by their names, tensors that are shaped as weights by their order."""
+def storage_of(tensor) -> int:
+    """Return the number of the storage of a tensor, or of this rank's part of it."""
+    return private_torch.number_of_storage(sketch.local_part(tensor).untyped_storage())
+
+
+def found_now() -> tuple:
+    """Return buffers and tensors that are shaped as weights, by name, and the lines that wrote these and weights."""
     trained = [parameter for key, (_, parameter) in sketch.known.items() if sketch.is_trained(key)]
     known = [t for p in trained for t in (p, p.grad) if t is not None and t.layout is torch.strided]
-    skip = {private_torch.number_of_storage(rows.local(thing).untyped_storage()) for thing in known}
-    found, shapes = {"buffers": {}, "copies": {}, "lines": {}}, {p.shape for p in trained}
+    skip, shapes = set(map(storage_of, known)), {p.shape for p in trained}
+    found, lines, copies = {}, {}, 0
     for number, model in rows.models.values():
         for name, buffer in model.named_buffers():
             if buffer.is_floating_point() and not hasattr(buffer, "placements"):
-                found["buffers"][sketch.named(number, name)] = row_of(buffer)
-                skip.add(private_torch.number_of_storage(buffer.untyped_storage()))
+                found[sketch.named(number, name)] = row_of(buffer)
+                skip.add(storage_of(buffer))
     for key, (reference, line, again) in list(written.items()):
         tensor = private_torch.alive(reference)
         if tensor is None or key in skip:
             del written[key]
-            found["lines"]["weights"] = line if key in skip and tensor is not None else ""
+            lines |= {"weights": line} if tensor is not None else {}
         elif again and tensor.shape in shapes and tensor.dim() > 1 and tensor.numel() < LARGE:
-            name = f"tensor {len(found['copies']) + 1} of shape {list(tensor.shape)}"
-            found["copies"][name], found["lines"][name] = row_of(tensor), line
-    return found
+            copies += 1
+            name = f"tensor {copies} of shape {list(tensor.shape)}"
+            found[name], lines[name] = row_of(tensor), line
+    return found, lines
 
 
 def row_of(tensor):
@@ -59,7 +64,7 @@ def row_of(tensor):
 def watch():
     """Note what is saved."""
     before(torch, "save", saved)
-    before(torch, "load", lambda *_, **__: note_once("load at", where.of_script()))
+    before(torch, "load", lambda *_, **__: note_once("load at", of_script()))
 
 
 def saved(obj, f=None, *_, **__):
@@ -67,7 +72,7 @@ def saved(obj, f=None, *_, **__):
     if isinstance(f, (str, os.PathLike)) and not str(f).startswith(ORDER["notes"]):
         file, found = os.path.relpath(os.path.abspath(f), ORDER["cwd"]), {}
         flatten("", obj, found)
-        note("saved", file=file, step=now.steps, where=where.of_script(), state=found)
+        note("saved", file=file, step=now.steps, where=of_script(), state=found)
 
 
 def flatten(path, thing, found, depth=0):

@@ -5,7 +5,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -16,14 +15,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import chance, data, keep, messages, private_torch, rows, sketch, state, sync_norm, where
+from . import as_cpu, chance, data, keep, messages, private_torch, rows, sketch, state
 from .data import taken, trained
 from .messages import calls
-from .notes import ORDER, before, finish, guarded, note, note_once, now, number_of
+from .notes import ORDER, before, calling, finish, guarded, here, note, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
-alive = set()  # names that had a gradient
-OF_ROWS = ("rows", "columns", "values")
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
 room = [64 * 2**20]  # bytes of weights that a rank keeps
 
@@ -131,7 +128,7 @@ def step_taken(own, rates):
     now.stepped |= set(map(id, own))
     now.early |= now.backward > 0
     now.rates += rates
-    now.where = where.here()
+    now.where = here()
 
 
 def close_if_all():
@@ -161,7 +158,6 @@ def close_round():
     if now.seen_rates:
         now.rising = now.rates[0] > now.last_rate
     now.last_rate = now.rates[0]
-    alive.update(name for name, row in now.gradients.items() if row[0])
     drawn = now.read_from, taken[now.read_from]
     loader, number = (
         now.read_from if last_drawn.get(now.optimizer) != drawn else (None, 0)
@@ -172,14 +168,14 @@ def close_round():
     names = ("weights", "scheduled", "epoch", "parts", "rates", "gradients", "averaged", "backwards")
     step = {
         name: getattr(now, name)
-        for name in (*names, *OF_ROWS, "early", "entered", "sent", "where", "optimizer")
+        for name in (*names, "rows", "values", "early", "entered", "sent", "where", "optimizer")
     }
-    step |= {"local": sketch.of_this_rank(), "state": state.found_now()}
-    note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
+    found, lines = state.found_now()
+    step |= {"local": sketch.of_this_rank(), "state": found, "lines": lines, "calls": calls}
+    note("step", **step, loader=loader, number=number, taken=drawn[1])
     calls.clear()
-    rows.used.clear()
     sketch.local.clear()
-    now.update(parts=[], rows=[], columns=[], values=[], gradients={}, averaged={}, rates=[])
+    now.update(parts=[], rows=[], values=[], gradients={}, averaged={}, rates=[])
     now.update(scheduled=0, steps=now.steps + 1, open=False, stepped=set(), early=False, weights={})
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
@@ -194,9 +190,7 @@ def goes_back():
     note_once("backward", "seen")
     now.rows = now.rows or list(now.eval_rows)
     now.eval_rows.clear()
-    where.calling(
-        "backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else ""
-    )
+    calling("backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else "")
 
 
 @guarded
@@ -209,7 +203,7 @@ def went_back(tensors, before):
         use([parameter for _, parameter in sketch.known.values()])
     alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
     value = float(rows.local(tensors).detach()) if alone else None
-    part = {"terms": now.terms, "calls": dict(calls - before), "loss": value, "where": where.here()}
+    part = {"terms": now.terms, "calls": dict(calls - before), "loss": value, "where": here()}
     now.parts.append(part)
     now.terms = 0
     if now.stepped:
@@ -235,7 +229,7 @@ def watch():
     @functools.wraps(add_group)
     def added(optimizer, param_group):
         add_group(optimizer, param_group)
-        note_once("optimizer at", where.here())
+        note_once("optimizer at", here())
         sketch.meet_held(optimizer.param_groups[-1]["params"])  # a list by now, whatever was given
 
     torch.autograd.backward = noted
@@ -248,24 +242,17 @@ def watch():
 
 @guarded
 def at_end():
-    """Note the parameters that were not trained."""
+    """Note the last step, and what its optimizers hold."""
     if now.stepped or by_hand():
         close_round()
     held = set(sketch.held) or set(sketch.known)
     outside = [key for key in held if key not in sketch.wrapped and key in sketch.known]
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
-    training = [
-        model for _, model in rows.models.values() if any(id(p) in sketch.names for p in model.parameters())
-    ]
-    found = {id(p): p for model in training for p in model.parameters() if p.requires_grad}
-    missing = [sketch.names.get(key, "?") for key in found if key not in held]
-    unused = [sketch.name_of(key) for key in found if key in held and sketch.name_of(key) not in alive]
-    strange = sum(key not in sketch.names for key in held)
-    note("model", missing=missing, unused=unused, strange=strange, held=len(held), outside=outside)
+    strange = bool(sketch.names) and not held & sketch.names.keys()
+    note("model", strange=strange, outside=outside)
     note("kept", steps=len(kept))
-    for what, name in ((rows.kept, "rows"), (kept, "weights")):
-        if what:
-            torch.save(what, f"{ORDER['notes']}/{ORDER['rank']}.{name}")
+    if kept:
+        torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.weights")
     if private_torch.has_pipeline():
         note_once("pipeline", "seen")
 
@@ -273,28 +260,23 @@ def at_end():
 def run(order, rank):
     """Run the script of an order as one rank."""
     ORDER.update(order, rank=rank, at_end=at_end)
-    now.begun = time.monotonic()
     ORDER["fd"] = os.open(f"{order['notes']}/{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.chdir(order["cwd"])
     script, *sys.argv[1:] = order["command"]
     sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
     if order["device"] == "cpu":
-        from . import as_cpu
-
         as_cpu.install(order["devices"])
-    for module in (
-        (keep, sync_norm) if order["plain"] else (keep, data, rows, sketch, chance, state, sync_norm)
-    ):
-        module.watch()
+    as_cpu.allow_sync_norm()
+    keep.watch()
     if not order["plain"]:
         private_torch.do_not_compile()
         watch()
-        messages.watch()
+        for module in (data, rows, sketch, chance, state, messages):
+            module.watch()
     chance.seed(order["seed"] + rank)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    if not order["plain"]:
-        at_end()
+    at_end()
