@@ -488,8 +488,8 @@ def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, 
     monkeypatch.setattr(Watcher, "run", noted)
     names, found = judge("plain.py", *RARELY, resumed=True)
     assert names == [] and "SIGKILL after step 26, and again after step 38" in str(found)
-    assert [len(run.steps) for run in runs] == [24, 40, 26, 14, 17, 8, 8, 9, 2]
-    assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [8, 16]
+    assert [len(run.steps) for run in runs] == [24, 40, 26, 14, 17, 26, 7, 15, 2]
+    assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [26, 33]
 
 
 HOME = [

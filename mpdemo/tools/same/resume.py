@@ -48,13 +48,12 @@ def verdict(watcher, processes, other) -> dict:
 def uninterrupted(watcher, processes) -> tuple:
     """Run the script to its end; return how to run it again as long, and that run."""
     run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
-    for more in ({}, {"batches": LONGER * usual, "beyond": 2 * usual}):
-        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
-        refuse(whole)
-        if whole.names("file"):
-            return run, whole
-        # many save every some hundred steps only: run until one would have saved twice
+    again = functools.partial(watcher.run_new, processes, without=watcher.args.without, epochs=EPOCHS)
+    refuse(whole := again())
+    # many save every some hundred steps only: run until one would have saved twice
+    if not whole.names("file"):
         run = functools.partial(run, batches=LONGER * usual)
+        refuse(whole := again(batches=LONGER * usual, beyond=2 * usual))
     return run, whole
 
 
