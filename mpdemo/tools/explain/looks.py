@@ -138,15 +138,13 @@ ENDED = re.compile(  # what the program itself says after its last step
 DONE = re.compile(
     r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I
 )
-NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 NEW = [  # no part of an exception's message: a rule, a logger's or a tool's line, the shell's, a bar, ...
     re.compile(
         rf"^(?:{GLOG.pattern})|^[-=*]{{9}}|^(?:mpdemo|wandb|mlflow|clearml|neptune)\b|^\+ |\d%\||^\(\w+\) \S+@|"
         r"^[^a-z]{0,40}\b(?:DEBUG|INFO|WARN|WARNING)\b"
     ),
-    *(HARD, CHAIN, STEP),
-    *(ENDED, RESTART, EXCEPTION, WARNS),
+    *(HARD, STEP, ENDED, EXCEPTION, WARNS),
 ]
 
 
@@ -188,7 +186,7 @@ def notes(text) -> tuple:
         and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
         and not EXCEPTION.search(text)
     )
-    ended = ENDED.search(text) and not NOT_ENDED.search(text)
+    ended = ENDED.search(text)
     done = ended or DONE.search(text) and not NOT_DONE.search(text)
     finite = step and LOSS.search(text) and not NAN.search(text)
     return tuple(map(bool, (step, finite, RESTART.search(text), done, ended)))

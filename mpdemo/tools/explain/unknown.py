@@ -43,8 +43,12 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} exceeds? {B}{END}", "{} must not exceed {}"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
-    (r"(?:^KeyError: |\b[Kk]ey )(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
+    (r"^KeyError: (?P<a>.{1,60})(?P<b>)(?=\n|$)", "there is no entry {} in {}"),
+    (r"\b[Kk]ey (?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
      "there is no entry {} in {}"),
+    (r"'NoneType' object has no attribute (?P<a>['\"]\w{1,60}['\"])(?P<b>)",
+     "a value is None where one with {} is needed: what should have made it found nothing, or was left out"),
+    (r"^IndexError: (?P<a>\w+) index out of range(?P<b>)", "an index is beyond the end of a {}: {}"),
     (r"(?P<a>(['\"]).{1,60}?\2) object has no attribute (?P<b>['\"]\w{1,60}['\"])",
      "{} has no {}: misspelt, never set, or of another version of the library"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
@@ -74,7 +78,7 @@ def library_of(places) -> str:
     """Return the name of the library that raised an exception, by the innermost places of its traceback: torch.cuda."""
     names = []
     for place in reversed(places):
-        _, *path = re.split(r"(?:site|dist)-packages/", place.rpartition(", in ")[0])
+        _, *path = re.split(r"(?:site|dist)-packages/(?:[^/]+\.egg/)?", place.rpartition(", in ")[0])
         if not path or names and path[-1].split("/")[0] != names[0].split(".")[0]:
             break
         parts = path[-1].removesuffix(".py").split("/")
@@ -96,7 +100,7 @@ def unknown(seen) -> Known:
             if "multiple" in relation and PROCESSES.search(text):
                 do = "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with "
                 do += "the one that the settings ask for, such as the parallel sizes"
-            if "multiple" in relation and (size := SIZE.search(a)):
+            if "multiple" in relation and (size := SIZE.search(a)) and int(size[0]) > 1:
                 fit = ", ".join(str(n) for n in range(1, 100) if int(size[0]) % n == 0)
                 what += f"; {size[0]} is a multiple of {fit}"
             what += LAST_BATCH if a != b and FIRST_SIZE.sub("", a) == FIRST_SIZE.sub("", b) else ""
