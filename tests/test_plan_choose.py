@@ -10,6 +10,7 @@ from itertools import combinations
 import pytest
 
 from mpdemo.errors import UserError
+from mpdemo.labs import plan_rows
 from mpdemo.paths import root
 from mpdemo.tools.plan import own, own_scaling, strategies
 from mpdemo.tools.plan import split as planner
@@ -167,6 +168,10 @@ def test_the_command_prints_every_strategy_and_writes_json(call_mpdemo, tmp_path
     rows, shown = json.loads(path.read_text())["rows"], done.stdout.split()
     for row in [row for row in rows if row["memory_mib"]]:
         assert f"{row['memory_mib']:,.0f}" in shown and f"{1000 * row['seconds']:,.1f}" in shown
+    # sittings 72, 74 and 80 show it so, by night
+    lines = repr(plan_rows.table(plan_rows.read(path))).splitlines()[1:]
+    for line, row in zip(lines, (row for row in rows if row["memory_mib"]), strict=True):
+        assert line.startswith(row["strategy"]) and f" {1000 * row['seconds']:,.0f} " in line
 
 
 def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_one_its_fullest_alone(
