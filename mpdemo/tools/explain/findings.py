@@ -113,7 +113,7 @@ def _judged(log) -> list:
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
             # it warned when the training had run, not of its start
             s.known = replace(s.known, kind="waiting")
-        if s.known and (s.says == "noise" or _after_the_end(log, s)):
+        if s.known and (s.says == "noise" or s.wraps or _after_the_end(log, s)):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
             rival = best.get(rival, rival)

@@ -65,8 +65,8 @@ WRAPS = re.compile(
 )
 # of an exception whose cause stands above it
 REFERS = re.compile(
-    r"(?:above|logs?|output) for (?:the |more |further )|(?:statements?|errors?|messages?|see) above|"
-    r"previous errors?|see the other ",
+    r"(?:above|logs?|output) for (?:the |more |further )|previous errors?|see the other |"
+    r"(?:statements?|errors?|messages?|see|reported|printed|shown|listed)(?: as)? above",
     re.I,
 )
 # of an exception that a library caught by itself
@@ -85,7 +85,8 @@ HARMLESS = re.compile(
 )
 ERROR = re.compile(
     r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
-    r"\b[Ee]rror (?:response|at \S+:\d)|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]"
+    r"\b[Ee]rror (?:response|at \S+:\d)|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]|"
+    r"^\[E(?:\d{3,4} \S+ \d+)? [\w.]+:\d+\] "
 )
 # of a library, after which the process ends
 FATAL = re.compile(

@@ -47,6 +47,7 @@ class Trace:
     ignored: bool = False  # by Python, which says so above it
     thread: bool = False  # of a thread beside the program
     direct: bool = False  # whether it was raised from the earlier one
+    outer: "Seen | None" = None  # the exception whose message it is
     place: str = ""
     own: bool = False  # whether a frame is the reader's
     indent: int = 1  # of its frames
@@ -75,6 +76,7 @@ class Seen:
     known: Known | None = None
     label: str = ""
     trace: Trace | None = None
+    wraps: bool = False  # whether its message is another exception with its traceback
     message: list = field(default_factory=list)  # further lines of an exception's message: (number, text)
 
     @property
@@ -186,8 +188,14 @@ class Log:
         """Return what a line says; None for one that belongs to a traceback or to an exception's message."""
         label, text = self.split(number)
         for part in text.split("\n"):  # of a line of JSON several
-            if HEADLESS.match(part) and label not in self.open:
+            outer = self.message.get(label)
+            if (
+                FILE.match(part)
+                and label not in self.open
+                and (HEADLESS.match(part) or outer and not outer.message)
+            ):
                 self._begin(number, label)
+                self.open[label].outer = outer
             if TRACEBACK in part:
                 self._begin(number, label)
             elif self._in_message(number, label, part) or self._in_traceback(number, label, part):
@@ -228,6 +236,8 @@ class Log:
             self._attend(number, MESSAGE)
             seen = Seen([number], said.strip(), "exception", label=label, trace=trace)
             self.newest[label] = self.message[label] = seen
+            if trace.outer:
+                trace.outer.wraps = True
             self.seen += [] if trace.ignored else [seen]
         else:
             trace.code = text.strip() if text.strip(" ~^") else trace.code

@@ -43,6 +43,9 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} exceeds? {B}{END}", "{} must not exceed {}"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
+    (rf"{BEGIN}{A} (?:(?:must be|needs to be|has to be|should be|is not|was not|are not|not) "
+     rf"(?:specified|set|provided|given|defined|configured)|(?:is|are) required)(?P<b>){END}",
+     "{} is not given, in the configuration or on the command line"),
     (r"^KeyError: (?P<a>.{1,60})(?P<b>)(?=\n|$)", "there is no entry {} in {}"),
     (r"\b[Kk]ey (?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
      "there is no entry {} in {}"),
@@ -57,7 +60,8 @@ NOT_THERE = re.compile(  # a file
     r"\b(?:no|can(?:not|'t) \w+|could(?: not|n't) \w+|unable to \w+|failed to \w+) (?:\S{1,99} ){0,6}?"
     r"(?:files?|director(?:y|ies)|folders?|paths?|checkpoints?|images|samples)\b|"
     r"(?:/\S{1,200}|\b(?:file|directory|folder|path|checkpoint)\b.{0,200}?) "
-    r"(?:do(?:es)?(?: not|n't) exist|(?:(?:is|are|was|were) )?(?:not found|missing)\b)|not a (?:file|directory)\b",
+    r"(?:do(?:es)?(?: not|n't) (?:exist|(?:appear to )?(?:have|contain) \w+ file)|"
+    r"(?:(?:is|are|was|were) )?(?:not found|missing)\b)|not a (?:file|directory)\b",
     re.I,
 )
 PROCESSES = re.compile(r"world.?size|\b(?:processes|ranks)\b", re.I)
