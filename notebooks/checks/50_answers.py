@@ -17,6 +17,7 @@ def check_50_2(exposed):
         if isclose(got, right):
             continue
         said = f"{where}, it returns {got:g} ms"
+        assert got >= 0, f"{said}, less than none. No bucket is sent before it's ready."
         everything = f"{said}: all all-reduces together. Most of them hide behind the backward pass."
         assert not isclose(got, sum(latency + size / bandwidth for size in mib)), everything
         assert got < ready[-1] + right, f"{said}. Does it count from the last gradient?"

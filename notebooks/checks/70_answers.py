@@ -5,7 +5,7 @@ MODELS = {  # what is told of it: its arguments, and how many fit on each GPU
     "our model on 64 GPUs": ((8_055_492_608, 40, 4096, 4096, 64), 3),
     "1.3 billion parameters on one GPU": ((1_300_000_000, 24, 2048, 2048, 1), 15),
     "70 billion parameters on eight GPUs, whose shards need 130 GiB": (
-        (70_000_000_000, 80, 8192, 4096, 8),
+        (70_000_000_000, 80, 8192, 1024, 8),
         0,
     ),
 }
