@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 from collections import Counter
 from functools import partial
 from statistics import median
@@ -14,6 +15,7 @@ from mpdemo.labs.alternately import seconds
 from mpdemo.paths import root
 
 RECORDS = root() / "notebooks" / "gpu"
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a compilation warns of a missing CUDA
 KINDS = {"nvjet": "matrix products", "multi_tensor": "AdamW", "sdpa": "attention", "copy": "casts"}
 
 
