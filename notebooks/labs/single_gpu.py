@@ -15,7 +15,9 @@ from mpdemo.labs.alternately import seconds
 from mpdemo.paths import root
 
 RECORDS = root() / "notebooks" / "gpu"
-logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # a compilation warns of a missing CUDA
+logging.getLogger("torch.utils.cpp_extension").setLevel(
+    logging.ERROR
+)  # a compilation warns of a missing CUDA
 KINDS = {"nvjet": "matrix products", "multi_tensor": "AdamW", "sdpa": "attention", "copy": "casts"}
 
 
