@@ -113,6 +113,7 @@ def test_few_blocks_tell_what_all_of_them_need():
         {"shards": 2, "half": "bf16", "checkpointing": True},
         {"tensor": 2},
         {"held": True, "rank": 16},
+        {"half": "bf16", "checkpointing": True, "compiled": True},  # recomputed as it was computed
     ):
         line = steps("tied_20m", batch=2, **way)
         few, every = line.at(2), own_scaling.computed(*line, line.model.count)

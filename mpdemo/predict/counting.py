@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
-from mpdemo.models.private_torch import TorchDispatchMode, tree_leaves
+from mpdemo.models.private_torch import TorchDispatchMode
 
 SETTLED = 3  # steps after which DDP has its final buckets; in the third it makes them anew
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
@@ -30,7 +30,19 @@ KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_")
 
 
-class CountMessages(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """A mode that tells `watch` of operations, but not of PyTorch's asking for a fake tensor's device.
+
+    That comes several times with each operation, and went through every mode; the tensor answers it by itself.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.prim.device.default:
+            return args[0].__torch_dispatch__(function, types, args)
+        return self.watch(function, types, args, kwargs or {})
+
+
+class CountMessages(Watch):
     """Note the messages of a ``with`` block in `messages`: pairs (collective, bytes of the whole tensor).
 
     The whole tensor is what is reduced, or what all parts make together. An unknown operator is noted by its name.
@@ -40,8 +52,8 @@ class CountMessages(TorchDispatchMode):
         super().__init__()
         self.messages = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
+    def watch(self, function, types, args, kwargs):
+        result = function(*args, **kwargs)
         name = function._schema.name.partition("::")[2]
         if function.namespace in ("c10d", "_c10d_functional") and name not in SILENT:
             self.messages.append((KINDS.get(name, name), max(size(value) for value in (result, *args))))
@@ -55,7 +67,7 @@ class CountMessages(TorchDispatchMode):
         return dict(total)
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(Watch):
     """Count the bytes of all tensors of a ``with`` block, on each device: `live` now, and every level since `start`.
 
     A storage counts from the first operation that sees it until it is freed, and as it is: one that FSDP empties and
@@ -91,14 +103,12 @@ class LiveMemory(TorchDispatchMode):
         self.replaced.stop()
         return super().__exit__(*error)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def watch(self, function, types, args, kwargs):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
-        result = function(*args, **(kwargs or {}))
-        # PyTorch asks each fake tensor for it, many times
-        if function is not torch.ops.prim.device.default:
-            for value in tensors_in((args, kwargs, result)):
-                self.note(value.untyped_storage(), value)
+        result = function(*args, **kwargs)
+        for value in tensors_in((args, kwargs, result)):
+            self.note(value.untyped_storage(), value)
         return result
 
     def note(self, storage: torch.UntypedStorage, value: torch.Tensor | None) -> None:
@@ -130,8 +140,13 @@ def has_16_bits(value) -> bool:
 
 
 def tensors_in(values) -> list:
-    """Return all tensors of arguments or results, also those in lists."""
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    """Return all tensors of arguments or results, also those in lists; PyTorch's trees take several times as long."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    inner = (
+        values.values() if isinstance(values, dict) else values if isinstance(values, list | tuple) else ()
+    )
+    return [tensor for value in inner for tensor in tensors_in(value)]
 
 
 def size(values) -> int:

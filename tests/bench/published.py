@@ -1,15 +1,17 @@
-"""Plan training runs whose speed others have published (published.toml), and print both as the table of published.md.
+"""Plan training runs whose speed others have published (published.toml), and print both as the tables of published.md.
 
-    python tests/bench/published.py [--steps FILE] [part of a source's or a model's name]
+    python tests/bench/published.py [--steps FILE] [--write] [part of a source's or a model's name]
 
-The end says how many come out within 20 and 30 % and inside the interval, for each group of runs. All take about ten
-minutes; FILE keeps the steps that were counted, for the next time, as long as the code that counts doesn't change.
+Above each group's table stands how many come out within 20 and 30 % and inside the interval; --write puts the tables
+into published.md. All take about ten minutes; FILE keeps the steps that were counted, for the next time, as long as the
+code that counts doesn't change.
 """
 
 import argparse
 import pickle
+import re
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +41,8 @@ HEADS = (
     "GiB",
     "planned",
 )
+HEADINGS = {"chose": "Runs that chose numbers", "known": "Runs that were known", "blind": "Blind runs"}
+PAGE = root() / "tests/bench/published.md"
 SHAPES = {"DiT-XL/2": (4, 32, 32), "nnU-Net 3D": (4, 128, 128, 128), "DINO ViT-S": None, "GPT 1B": None}
 
 
@@ -189,21 +193,29 @@ def remembered(file):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=Path)
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("part", nargs="*")
     args = parser.parse_args()
+    if args.write and args.part:
+        parser.error("--write is for all runs")
     models, save = remembered(args.steps)
-    groups = defaultdict(list)
-    print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
+    groups = {group: [] for group in HEADINGS}
     for run in [run for run in runs() if " ".join(args.part) in f"{run.source} {run.model}"]:
         key = run.model, run.length, run.half, run.adapters, run.norms
         if key not in models:
             models[key] = model_of(run)
-        row = cells(run, planned(run, models[key]))
-        groups[run.group].append(row)
-        print(f"| {' | '.join(row[0])} |", flush=True)
+        groups[run.group].append(cells(run, planned(run, models[key])))
+        print(" | ".join(groups[run.group][-1][0]), flush=True)
         save()
-    for group, rows in groups.items():
-        print(f"\n{group}: {score(rows)}", flush=True)
+    page = PAGE.read_text()
+    for group, heading in HEADINGS.items():
+        lines = [HEADS, ["---"] * len(HEADS), *(row[0] for row in groups[group])]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        print(text := f"\n{score(groups[group])}.\n\n{table}\n")
+        begins = rf"(## {heading}[^\n]*\n).*?(?=\n## |\Z)"
+        page = re.sub(begins, lambda old, text=text: old[1] + text, page, flags=re.DOTALL)
+    if args.write:
+        PAGE.write_text(page)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,10 @@ def notes(request, rows) -> list:
         what = f"{mib(fused)} if its kernels are fused, as by torch.compile" if fused else (
             "it is within 5 % of the limit, and peaks that a GPU measured were up to 4.3 % off")  # fmt: skip
         found.append(f"{row.answer} perhaps fits: {what}")
-    found += [_of_host(row.answer, row.predicted) for row in rows if row.predicted and row.predicted.moved]
+    of_hosts = {}
+    for row in [row for row in rows if row.predicted and row.predicted.moved]:
+        of_hosts.setdefault(_of_host(row.predicted), []).append(row.answer)
+    found += [f"{' and '.join(answers)}: {told}" for told, answers in of_hosts.items()]
     found += request.model.notes
     if request.model.channels_first and "bf16" in sheet.peaks:
         found.append(
@@ -226,10 +229,10 @@ def notes(request, rows) -> list:
     return found
 
 
-def _of_host(answer, found) -> str:
+def _of_host(found) -> str:
     """Return what a row with offload needs of the host, and what is assumed of it."""
     return (
-        f"{answer} moves {found.moved / 1e9:,.1f} GB per step between a device and its host: at least "
+        f"a step moves {found.moved / 1e9:,.1f} GB between a device and its host: at least "
         f"{1000 * found.least:,.0f} ms, and keeps {found.on_host / 1e9:,.0f} GB in the memory of each node's host. The "
         f"update there adds {1000 * found.updating:,.0f} ms, if the ranks of a node share {CORES} cores and each core "
         f"takes {BILLION_UPDATES} s per billion parameters, as one of ours with AdamW(fused=True). No such host was "

@@ -6,8 +6,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
-from mpdemo.models.private_torch import TorchDispatchMode
-from mpdemo.predict.counting import has_16_bits, tensors_in
+from mpdemo.predict.counting import Watch, has_16_bits, tensors_in
 from mpdemo.tools.plan.efficiency import ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, PRODUCT
 
 aten = torch.ops.aten
@@ -22,7 +21,7 @@ ON_A_CPU = {
 }
 
 
-class Kernels(TorchDispatchMode):
+class Kernels(Watch):
     """Note every operation that is more than a view in `work`.
 
     That is (floating point operations of convolutions, of other products, of both in 16 bits, bytes read and written,
@@ -33,12 +32,10 @@ class Kernels(TorchDispatchMode):
         super().__init__()
         self.work, self.kept = [], None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def watch(self, func, types, args, kwargs):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
-            return result
+        result = func(*args, **kwargs)
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         known = {t.untyped_storage() for t in inputs}
         in_place = func._schema.name.endswith("_")
@@ -53,7 +50,7 @@ class Kernels(TorchDispatchMode):
                     self.kept.keep(inputs + outputs)
                 kind = kind_of(func._schema.name, has_16_bits(args[0]))
                 shapes = every_head(args) if kind == ATTENTION else args
-                operations = formula(*shapes, **(kwargs or {}), out_val=result)
+                operations = formula(*shapes, **kwargs, out_val=result)
             if inputs and has_16_bits(inputs[0]):
                 parts = 0, 0, operations
             else:

@@ -225,12 +225,11 @@ def one_device(request, precision) -> tuple:
 
     None and None where they are not known.
     """
-    half, limits = half_of(precision), request.roof(precision)
+    half, limits, eager = half_of(precision), request.roof(precision), replace(request, compiled=False)
+    # of other precisions DDP's row has counted a step of each device's part
+    size = request.batch if half == "bf16" else max(1, request.batch // request.devices)
     try:
-        steps = steps_of(
-            replace(request, compiled=False), max(1, request.batch // request.devices), half=half
-        )
-        step = steps.at(request.batch)
+        step = steps_of(eager, size, half=half).at(request.batch)
     except NotPlanned:
         return None, None
     computing = step.seconds(limits)

@@ -38,6 +38,12 @@ from mpdemo.tools.plan.variants import not_scaled, told, with_blocks, without_va
 SAMPLES = 2  # of the batch on which a model is tried
 
 
+def held_by(module) -> tuple:
+    """Return the bytes of the weights of a module, with its buffers, and of their gradients."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return size([*module.parameters(), *module.buffers()]), size(trained)
+
+
 class OwnModel:
     """A model that computes batches of any size on fake tensors.
 
@@ -196,7 +202,7 @@ class OwnModel:
     @property
     def weights(self):
         """Bytes of parameters and buffers."""
-        return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))
+        return held_by(self.template)[0]
 
     @property
     def batch_norm(self):
@@ -211,7 +217,7 @@ class OwnModel:
     @property
     def trained(self):
         """Bytes of all gradients."""
-        return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
+        return held_by(self.template)[1]
 
     @property
     def channels_first(self):
@@ -263,13 +269,7 @@ class OwnModel:
 
     def sizes(self) -> list:
         """Return the bytes of weights and of gradients of each layer of a chain."""
-        return [
-            (
-                size([*layer.parameters(), *layer.buffers()]),
-                size([p for p in layer.parameters() if p.requires_grad]),
-            )
-            for layer in self.chain_of(self.template)
-        ]
+        return list(map(held_by, self.chain_of(self.template)))
 
     @staticmethod
     def chain_of(module) -> nn.Module:

@@ -85,22 +85,19 @@ class Step(NamedTuple):
 
         None where the two do other operations.
         """
-        if any(len(more.levels.get(name, ())) != len(levels) for name, levels in self.levels.items()):
-            return None
         times = count - FEW[0]
-        levels = {name: a + times * (more.levels[name] - a) for name, a in self.levels.items()}
-        sent = {kind: each + times * (more.sent[kind] - each) for kind, each in self.sent.items()}
-        weights, trained, buffers = (a + times * (b - a) for a, b in zip(self[3:6], more[3:6], strict=True))
-        return Step(levels, more.work, sent, weights, trained, buffers, more.crossing, inner=times)
+        found = self._replace(work=more.work, crossing=more.crossing).towards(more, times)
+        return found and found._replace(inner=times)
 
     def towards(self, other, share):
-        """Interpolate between this step and one with another batch; None where they do other operations."""
-        pairs = [(self.levels, other.levels), (self.work, other.work)]
-        if any(a.keys() != b.keys() or any(len(a[name]) != len(b[name]) for name in a) for a, b in pairs):
-            return None
-        levels, work = ({name: a[name] + share * (b[name] - a[name]) for name in a} for a, b in pairs)
-        sent = {kind: each + share * (other.sent[kind] - each) for kind, each in self.sent.items()}
-        return self._replace(levels=levels, work=work, sent=sent)
+        """Extend the line from this step to one of another size; None where they do other operations."""
+        lines = []
+        for a, b in zip(self[:3], other[:3], strict=True):  # the dictionaries
+            if a.keys() != b.keys() or any(len(a[name]) != len(b[name]) for name in a):
+                return None
+            lines.append({name: a[name] + share * (b[name] - a[name]) for name in a})
+        sizes = [a + share * (b - a) for a, b in zip(self[3:6], other[3:6], strict=True)]
+        return Step(*lines, *sizes, *self[6:])
 
 
 @cache
@@ -121,7 +118,7 @@ def computed(model, way, states, size, count) -> Step:
 
 def step(model, way, states, batch, count) -> Step:
     """Compute one step in this thread, as one process of a world that sends nothing."""
-    world = fake_world(0, way.shards * way.copies) if way.is_sharded else nullcontext()
+    world = fake_world(way.shards * way.copies) if way.is_sharded else nullcontext()
     memory, sent, kernels, fake = (
         LiveMemory(),
         CountMessages(),
@@ -152,6 +149,7 @@ def step(model, way, states, batch, count) -> Step:
                     outputs = model.compute(module, inputs)
                 on_gpu.compiled = False  # outside the module
                 loss = model.loss(outputs)  # inputs and outputs stay, as in a loop that a reader writes
+                on_gpu.compiled = way.compiled  # of blocks that are recomputed
                 phases.enter("backward")
                 backward(loss)
             phases.enter("end")
@@ -287,10 +285,10 @@ def without_surprises():
 
 
 @contextmanager
-def fake_world(rank, processes):
-    """Be one of so many processes, none of which is there: a group that delivers nothing and waits for nothing."""
+def fake_world(processes):
+    """Be the first of so many processes, of which no other is there: it delivers nothing and waits for nothing."""
     excepthook = sys.excepthook  # which PyTorch replaces
-    dist.init_process_group("fake", rank=rank, world_size=processes, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
     try:
         yield
     finally:

@@ -6,6 +6,7 @@
 ``mpdemo plan`` prints this table. Taught in notebooks/72_which_one.ipynb.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,21 +51,9 @@ COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is wr
 }
 # columns that are always shown; those that are no numbers
 NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")
-# of a row that is planned
-COUNTED = "memory_mib", "peaks_compared", "stages_mib", "messages_mib", "sending_ms"
-# of a row
-TIMED = (
-    "seconds",
-    "compiled",
-    "between",
-    "spread",
-    "runs_compared",
-    "per_second",
-    "mfu",
-    "speed_up",
-    "gpu_hours",
-    "price",
-)
+# of a row of the JSON file: what it is called, what is counted, what is timed
+KEYS = "strategy fits memory_mib peaks_compared stages_mib messages_mib sending_ms flags"
+TIMES = "seconds compiled between runs_compared per_second mfu speed_up gpu_hours price"
 LORA, OFFLOAD = ", LoRA", ", offload"
 NOTHING = "none: more devices, or larger ones"
 
@@ -129,11 +118,12 @@ def _planned(request, rule) -> Strategy:
     """Plan one way; near the limit, or if it fits with fused kernels alone, the answer is "perhaps"."""
     try:
         found = own.with_times(request, rule.find)
-        if found.memory > request.limit >= found.memory * (1 - 0.35) and not request.compiled:
-            fused = rule.find(replace(request, compiled=True)).memory
-            found = found._replace(fused=fused if fused <= request.limit else None)
     except NotPlanned as error:
         return Strategy(rule, "no", None, str(error))
+    if found.memory > request.limit >= found.memory * (1 - 0.35) and not request.compiled:
+        with suppress(NotPlanned):  # of the compiled step alone
+            fused = rule.find(replace(request, compiled=True)).memory
+            found = found._replace(fused=fused if fused <= request.limit else None)
     near = abs(found.memory / request.limit - 1) < NEAR
     fits = "perhaps" if near or found.fused else "yes" if found.memory <= request.limit else "no"
     return Strategy(rule, fits, found)
@@ -212,15 +202,19 @@ def as_rows(request: PlanRequest, strategies: list[Strategy]) -> list[dict]:
     in that precision, without what is recomputed, over the step's. What doesn't fit has neither, nor has LoRA's row,
     since it computes less.
     """
-    whole = {row.rule.precision for row in strategies if row.fits != "no" and LORA not in row.rule.mesh}
-    alone = {precision: own.one_device(request, precision) for precision in whole}
-    return [_as_row(request, row, *alone.get(row.rule.precision, (None, None))) for row in strategies]
+    whole = [row for row in strategies if row.fits != "no" and LORA not in row.rule.mesh]
+    alone = {name: own.one_device(request, name) for name in {row.rule.precision for row in whole}}
+    none = None, None
+    return [
+        _as_row(request, row, *(alone[row.rule.precision] if row in whole else none)) for row in strategies
+    ]
 
 
 def _as_row(request, strategy, alone, at_peak):
-    found, row = strategy.predicted, {"strategy": strategy.answer, "fits": strategy.fits}
+    found, row = strategy.predicted, dict.fromkeys(f"{KEYS} {TIMES}".split())
+    row |= {"strategy": strategy.answer, "fits": strategy.fits}
     if found is None:
-        return row | dict.fromkeys((*COUNTED, *TIMED, "flags"))
+        return row
     row |= {
         "memory_mib": found.memory / MIB,
         "peaks_compared": PEAKS.get(strategy.rule.kind, 0),
@@ -230,20 +224,18 @@ def _as_row(request, strategy, alone, at_peak):
         "flags": found.flags or None,
     }
     if found.seconds is None:
-        return row | dict.fromkeys(TIMED)
+        return row
     seconds, runs = found.compiled if request.compiled else found.seconds, _runs(request, strategy.rule)
     per_second = request.batch * request.model.unit[1] / seconds
     hours = request.total and request.total / per_second / 3600 * request.devices
-    is_whole = alone and strategy.fits != "no" and LORA not in strategy.rule.mesh
     return row | {
         "seconds": found.seconds,
         "compiled": found.compiled,
         "between": found.between if runs else None,
-        "spread": max(found.between) / seconds - 1 if runs and found.between else None,
         "runs_compared": runs,
         "per_second": per_second,
-        "mfu": at_peak / request.devices / seconds if is_whole else None,
-        "speed_up": alone / found.seconds if is_whole else None,
+        "mfu": alone and at_peak / request.devices / seconds,
+        "speed_up": alone and alone / found.seconds,
         "gpu_hours": hours,
         "price": hours and request.price and hours * request.price,
     }

@@ -107,9 +107,7 @@ def split_layers(layers, parts) -> list:
     by_rows = []
     for owner in [part for layer in layers for part in layer.modules()]:
         linears = {name: child for name, child in owner.named_children() if isinstance(child, nn.Linear)}
-        columns, rows = (
-            sorted(name for name in linears if name.lower() in names) for names in (COLUMNS, ROWS)
-        )
+        columns, rows = _sides(linears)
         if isinstance(owner, nn.MultiheadAttention):
             raise NoVariant(
                 "nn.MultiheadAttention has query, key and value in one parameter, which is no Linear"
@@ -140,7 +138,7 @@ def in_words(layers) -> str:
         (name.rpartition(".")[2], part) for layer in layers for name, part in layer.named_modules() if name
     ]
     names = {name for name, part in parts if isinstance(part, nn.Linear)}
-    columns, rows = (sorted(name for name in names if name.lower() in known) for known in (COLUMNS, ROWS))
+    columns, rows = _sides(names)
     whole = sorted(names.difference(columns, rows)) or ["none"]
     return (
         f"a block does not run with its Linears split by their names, {', '.join(columns)} by columns and "
@@ -148,6 +146,11 @@ def in_words(layers) -> str:
         "up_proj or down_proj, or its code says how wide the split values are, as in reshape(batch, length, width), "
         "where -1 does"
     )
+
+
+def _sides(names) -> tuple:
+    """Return which of these names are split by columns, and which by rows."""
+    return tuple(sorted(name for name in names if name.lower() in known) for known in (COLUMNS, ROWS))
 
 
 def _part(name, linear, parts):
