@@ -31,7 +31,7 @@ SILENT = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_")
 
 
 class Watch(TorchDispatchMode):
-    """A mode that tells `watch` of operations, but not of PyTorch's asking for a fake tensor's device.
+    """A mode that tells `_watch` of operations, but not of PyTorch's asking for a fake tensor's device.
 
     That comes several times with each operation, and went through every mode; the tensor answers it by itself.
     """
@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.prim.device.default:
             return args[0].__torch_dispatch__(function, types, args)
-        return self.watch(function, types, args, kwargs or {})
+        return self._watch(function, types, args, kwargs or {})
 
 
 class CountMessages(Watch):
@@ -52,7 +52,7 @@ class CountMessages(Watch):
         super().__init__()
         self.messages = []
 
-    def watch(self, function, types, args, kwargs):
+    def _watch(self, function, types, args, kwargs):
         result = function(*args, **kwargs)
         name = function._schema.name.partition("::")[2]
         if function.namespace in ("c10d", "_c10d_functional") and name not in SILENT:
@@ -103,7 +103,7 @@ class LiveMemory(Watch):
         self.replaced.stop()
         return super().__exit__(*error)
 
-    def watch(self, function, types, args, kwargs):
+    def _watch(self, function, types, args, kwargs):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = function(*args, **kwargs)

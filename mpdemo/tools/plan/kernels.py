@@ -32,7 +32,7 @@ class Kernels(Watch):
         super().__init__()
         self.work, self.kept = [], None
 
-    def watch(self, func, types, args, kwargs):
+    def _watch(self, func, types, args, kwargs):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = func(*args, **kwargs)
