@@ -170,7 +170,9 @@ def test_the_command_prints_every_strategy_and_writes_json(call_mpdemo, tmp_path
     done = call_mpdemo(*f"{COMMAND} {LIMITS} {all_ways} --json {path}".split())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ddp, fp16: Each of 2 devices holds the whole model")
-    assert done.stdout.count("in the memory of each node's host") == 1  # three rows, of which it says the same
+    assert (
+        done.stdout.count("in the memory of each node's host") == 1
+    )  # three rows, of which it says the same
     rows, shown = json.loads(path.read_text())["rows"], done.stdout.split()
     for row in [row for row in rows if row["memory_mib"]]:
         assert f"{row['memory_mib']:,.0f}" in shown and f"{1000 * row['seconds']:,.1f}" in shown

@@ -97,7 +97,7 @@ class Step(NamedTuple):
                 return None
             lines.append({name: a[name] + share * (b[name] - a[name]) for name in a})
         sizes = [a + share * (b - a) for a, b in zip(self[3:6], other[3:6], strict=True)]
-        return Step(*lines, *sizes, *self[6:])
+        return Step._make([*lines, *sizes, *self[6:]])
 
 
 @cache
