@@ -113,7 +113,7 @@ def _judged(log) -> list:
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
             # it warned when the training had run, not of its start
             s.known = replace(s.known, kind="waiting")
-        if s.known and (s.says == "noise" or s.wraps or _after_the_end(log, s)):
+        if s.known and (s.wraps or _after_the_end(log, s)):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
             rival = best.get(rival, rival)
@@ -185,7 +185,7 @@ def _ended_well(log, seen) -> bool:
     end = max(log.steps[-1:] + log.done, default=-1)
     if any(s.says == "nan" or s.uncaught and s.last > end for s in seen):
         return False
-    if all(s.known.kind == "consequence" and s.says in ("soft", "noise", "exception") for s in seen):
+    if all(s.known.kind == "consequence" and s.says in ("soft", "exception") for s in seen):
         return True
     return bool(log.done and log.steps) and min(log.steps[-1], log.done[-1]) > max(s.last for s in seen)
 

@@ -77,7 +77,6 @@ EXCEPTION = re.compile(
 NEVER = re.compile(
     r"^(?:\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$)"
 )  # or C++'s frames
-NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
     r"^(?:wandb:|mlflow|\[?INFO|\[?DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
     r"alling back|[Ii]gnor|ing this combination|^\+ |"
@@ -163,8 +162,6 @@ def looks_like(text) -> str:
     """Return what a line looks like; "" for a harmless one."""
     if NEVER.match(text):
         return ""
-    if NOISE.match(text):
-        return "noise"
     if EXCEPTION.search(text[:200]):
         return "exception"
     if NAN.search(text):

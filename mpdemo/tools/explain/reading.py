@@ -198,11 +198,7 @@ class Log:
                 self.open[label].outer = outer
             if TRACEBACK in part:
                 self._begin(number, label)
-            elif self._in_message(number, label, part) or self._in_traceback(number, label, part):
-                continue
-            elif not part[:1].isspace() or not (
-                FILE.match(part) or FILE.match(self.split(max(0, number - 1))[1])
-            ):
+            elif not (self._in_message(number, label, part) or self._in_traceback(number, label, part)):
                 kind = self._alone(number, label, part, kind)
         return kind
 
@@ -267,7 +263,7 @@ class Log:
         kind.looked += 1
         says = looks.looks_like(text)
         known = says and known_in("loss is nan" if says == "nan" else text)
-        if not says or not known and says in ("hard", "soft", "nan", "noise"):
+        if not says or not known and says in ("hard", "soft", "nan"):
             return kind
         if known not in kind.seen:
             kind.seen[known] = Seen([], text.strip(), says, known, label)
