@@ -78,12 +78,12 @@ NEVER = re.compile(
     r"^(?:\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$)"
 )  # or C++'s frames
 HARMLESS = re.compile(
-    r"^(?:wandb:|mlflow|\[?INFO|\[?DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
+    r"^(?:wandb: |(?:mlflow|\[?INFO|\[?DEBUG)\b)|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
     r"alling back|[Ii]gnor|ing this combination|^\+ |"
     rf"{ASIDE}"
 )
 ERROR = re.compile(
-    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
+    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror(?!: \d*\.\d)|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
     r"\b[Ee]rror (?:response|at \S+:\d)|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]|"
     r"^\[E(?:\d{3,4} \S+ \d+)? [\w.]+:\d+\] "
 )

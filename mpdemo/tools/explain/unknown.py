@@ -44,7 +44,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (rf"{BEGIN}{A} (?:(?:must be|needs to be|has to be|should be|is not|was not|are not|not) "
-     rf"(?:specified|set|provided|given|defined|configured)|(?:is|are) required)(?P<b>){END}",
+     rf"(?:specified|set|provided|given|configured)|(?:is|are) required)(?P<b>){END}",
      "{} is not given, in the configuration or on the command line"),
     (r"^KeyError: (?P<a>.{1,60})(?P<b>)(?=\n|$)", "there is no entry {} in {}"),
     (r"\b[Kk]ey (?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
