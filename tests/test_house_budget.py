@@ -71,7 +71,7 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        80_400,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
+        80_990,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
         "what jobs measure, exercises run and readers take home",
     ),
     (
