@@ -9,15 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 KINDS = (
-    *(
-        "matrix products",
-        "attention",
-        "convolutions in 16 bits",
-        "convolutions in 32 bits",
-        "memory-bound kernels",
-    ),
+    "matrix products", "attention", "convolutions in 16 bits", "convolutions in 32 bits", "memory-bound kernels",
     "optimizer",
-)
+)  # fmt: skip
 PRODUCT, ATTENTION, CONVOLUTION, CONVOLUTION_32, MEMORY, OPTIMIZER = range(len(KINDS))
 # Of the time of memory-bound kernels, what is left of them once torch.compile has fused them: that of the GPT that
 # notebooks/gpu/2026-11-27-1-h100.json has eager and compiled.

@@ -79,9 +79,7 @@ def replicated(request, precision="fp32", parts=None, **way):
     # gradient_as_bucket_view=True makes them one
     copies = devices if half == "bf16" and not way.get("rank") else 1
     way |= {"half": half, "copies": copies}
-    rings = {"all-reduce": ring, "broadcast": ring} | dict.fromkeys(
-        ("all-gather", "reduce-scatter"), Ring(1, 1, 1.0)
-    )
+    rings = {"all-reduce": ring, "broadcast": ring}
 
     def find(count):
         steps = steps_of(request, share, held=count > 1, **way)
@@ -128,7 +126,6 @@ def split_layers(request, precision="fp32", parts=(1,), **way):
     size, half = request.batch // parts[0], half_of(precision)
     steps = steps_of(request, size, tensor=request.devices, half=half, held=parts[0] > 1, **way)
     rings = {IN_BLOCKS: Ring(request.devices, 1, request.link(request.devices))}
-    rings |= dict.fromkeys(("all-gather", "reduce-scatter"), Ring(1, 1, 1.0))  # of the cast
     sent = {kind: parts[0] * each for kind, each in steps.at(size).sent.items()}
     return predicted(request, precision, steps, size, parts[0], 1, rings, sent)
 

@@ -38,6 +38,9 @@ class Ring(NamedTuple):
         return bytes_ / self.link / reached + messages * latency if self.ranks > 1 else 0.0
 
 
+ALONE = Ring(1, 1, 1.0)
+
+
 def steps_of(request, size, **way):
     """Return the steps of all sizes of a local batch, exact for `size` samples."""
     from mpdemo.tools.plan.own_scaling import Line
@@ -55,11 +58,12 @@ def waiting(devices) -> float:
 def predicted(request, precision, steps, size, parts, replicas, rings, messages, extra=0) -> Prediction:
     """Return what a way needs that computes so many `parts` of `size` samples; `extra` bytes are held besides.
 
-    `messages` has how many bytes, and in how many messages, each collective sends, if any does, and `rings` where.
+    `messages` has how many bytes, and in how many messages, each collective sends, if any does, and `rings` where: a
+    cast sends none.
     """
     roof, sent, times, step = request.roof(precision), 0.0, {}, steps.at(size)
     for kind, (bytes_, number) in (messages or {}).items():
-        ring, halves = rings[kind], HALVES[kind]
+        ring, halves = rings.get(kind, ALONE), HALVES[kind]
         around = halves * ((ring.ranks - 1) / ring.ranks) * bytes_
         sent += around
         times[kind] = ring.seconds(around, halves * number, request.efficiency.links)
