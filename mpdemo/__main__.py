@@ -67,7 +67,7 @@ GROUPS = {
     "maintain": ("cluster",),
 }
 STATUSES = {
-    "same": "exit status: 0 the same training, 1 not the same, 2 bad input, 3 nothing could be compared",
+    "same": "exit status: 0 same, 1 different, 2 bad input, 3 unsure, since nothing could be compared",
     "cluster": "exit status: that of the command",
 }
 

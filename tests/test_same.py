@@ -549,7 +549,11 @@ def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
 
 UNTRAINED = ("optimizer.step()", "pass")  # no step can be seen
 STATUS = {  # option: script, exit status, a sentence that is printed
-    "": (("plain.py", SHOWN, "shown = total"), 0, "The training is the same, but:\n  loss of one rank"),
+    "": (
+        ("plain.py", SHOWN, "shown = total"),
+        0,
+        "2 processes: same\n  The training is the same, but:\n  loss of one rank",
+    ),
     "--strict": (("plain.py", SHOWN, "shown = total"), 1, "2 processes: different\n  loss of one rank"),
     "--batches 3": (("plain.py", *UNTRAINED), 3, "2 processes: unsure"),
 }
@@ -574,7 +578,7 @@ def test_the_exit_status_tells_three_verdicts(shared, capsys, option):
     assert command.main(parsed(*option.split(), "--json", "found.json", "train.py")) == status
     assert sentence in capsys.readouterr().out
     found = json.loads(Path("found.json").read_text())
-    assert found["same"] == (status == 0) and found["format"] == 2
+    assert command.VERDICTS[found["verdict"]]["status"] == status and found["format"] == 2
     assert found["versions"]["torch"] == torch.__version__ and found["versions"].keys() == {
         "mpdemo",
         "torch",

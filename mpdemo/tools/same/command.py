@@ -46,7 +46,7 @@ def add_arguments(parser):
     option(
         "--strict",
         action="store_true",
-        help="what is printed, written or only wasteful makes it NOT the same, too",
+        help="what is printed, written or only wasteful makes it different, too",
     )
     option("--without", default="", help=f"switch off: {', '.join(BY_NATURE)}")
     option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
@@ -87,16 +87,9 @@ def run(args) -> tuple:
     worlds = [
         verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts
     ]
-    record = {
-        "format": FORMAT,
-        "versions": {"mpdemo": __version__} | watcher.versions,
-        "script": args.script,
-    }
-    return verdicts, record | {
-        "same": kind == "same",
-        "verdict": kind,
-        "worlds": worlds,
-    }
+    versions = {"mpdemo": __version__} | watcher.versions
+    record = {"format": FORMAT, "versions": versions, "script": args.script}
+    return verdicts, record | {"verdict": kind, "worlds": worlds}
 
 
 def arguments(script, args, options) -> argparse.Namespace:

@@ -66,11 +66,24 @@ def other(a, b, limit) -> list:
     return sorted(n for n, off in far(both, b).items() if off > limit and not n.endswith(STATISTICS))
 
 
+def of_two(a, b, limit) -> list:
+    """Return the names of what differs in two states; copies, which have numbers alone, if both have as many."""
+    equal = a.keys() == b.keys()
+    return [name for name in other(a, b, limit) if equal or not is_copy(name)]
+
+
+def is_copy(name) -> bool:
+    """Whether a state is a tensor that the script writes in place, and no buffer."""
+    return name.startswith("tensor ")
+
+
 def other_state(one, many, k) -> list:
     """Return what of the state differs between the ranks, or from one process, at step k or the one before."""
     for place in (k, k - 1)[: 1 + bool(k)]:
         alone, *ranks = (rank["state"] for rank in (one.steps[place][0], *many.steps[place]))
-        if found := other(ranks[0], ranks[-1], EQUAL) or other(alone, ranks[0], 10 * tolerance(one, many)):
+        if found := of_two(ranks[0], ranks[-1], EQUAL) or of_two(
+            alone, ranks[0], 10 * tolerance(one, many)
+        ):
             return found
     return []
 
@@ -79,9 +92,8 @@ def of_state(one, many):
     """Yield what of the state differs after the last step that both have made."""
     count = min(len(one.steps), len(many.steps))
     alone, *ranks = (rank["state"] for rank in (one.steps[count - 1][0], *many.steps[count - 1]))
-    found, own = other(alone, ranks[0], 10 * tolerance(one, many)), other(ranks[0], ranks[-1], EQUAL)
-    equal = alone.keys() == ranks[0].keys()
-    copies = [name for name in found if is_copy(name) and name not in own and equal]
+    found, own = of_two(alone, ranks[0], 10 * tolerance(one, many)), of_two(ranks[0], ranks[-1], EQUAL)
+    copies = [name for name in found if is_copy(name) and name not in own]
     buffers = [name for name in found if not is_copy(name)]
     for names, finding in ((copies, "copy of the weights differs"), (buffers, "buffers differ")):
         if names:
@@ -89,19 +101,13 @@ def of_state(one, many):
             yield Finding(finding, what, many.steps[count - 1][0]["lines"].get(names[0], ""))
 
 
-def is_copy(name) -> bool:
-    """Whether a state is a tensor that the script writes in place, and no buffer."""
-    return name.startswith("tensor ")
-
-
 def lost(whole, again, place, k):
     """Return what of the state a resume has not restored, in its step k."""
-    expected, found = whole.steps[place + k][0]["state"], again.steps[k][0]
-    names = other(expected, found["state"], EQUAL)
-    if not names or expected.keys() != found["state"].keys():
-        return None
-    line = found["lines"].get(names[0]) or found["where"]
-    return Finding("state not restored", f"{shown(names)} differ in step {place + k + 1}", line)
+    step = again.steps[k][0]
+    if names := of_two(whole.steps[place + k][0]["state"], step["state"], EQUAL):
+        line = step["lines"].get(names[0]) or step["where"]
+        return Finding("state not restored", f"{shown(names)} differ in step {place + k + 1}", line)
+    return None
 
 
 def of_saved(whole, again, place=0, finding="file of tensors differs", limit=EQUAL):

@@ -33,7 +33,7 @@ def of_data(one, many):
         yield from of_shares([epoch], "samples", FEW)
         yield from of_size(many, one.in_samples, many.in_samples)
         yield from of_ends(passes)
-    elif any(many.in_rows) and many.has_other_rows(one):
+    elif any(many.in_rows) and unequal(one.in_rows, many.in_rows):
         in_epochs = [*epochs_of(many)], "rows", FEW
         told = many.steps[0][0]["epoch"]  # a loop without a loader tells none
         yield from of_shares(*(in_epochs if told else (many.rows, "rows", SHARED)))

@@ -67,7 +67,7 @@ class Comparison:
             self.reason = f"on the rows of {many.processes} processes one fails: {one.error}"
             return
         seen = any(one.in_rows) and any(many.in_rows)
-        same = seen and not many.has_other_rows(one)
+        same = seen and not shares.unequal(one.in_rows, many.in_rows)
         numbered = many.in_samples and not shares.unequal(one.in_samples, many.in_samples)
         self.compared = bool(same or numbered and not chance_of(one, many) & {"augmentation", "draws"})
         found = chain.first_break(one, many, self.compared)

@@ -12,7 +12,6 @@ from mpdemo.tools.same.ends import is_of_others
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
 LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
-NEAR = 1e-3  # relative: rows that were computed from the same numbers, in another order
 
 
 class Rank:
@@ -156,20 +155,6 @@ class World:
         """The rows of each step."""
         return [sum(ranks, Counter()) for ranks in self.rows]
 
-    def has_other_rows(self, one) -> bool:
-        """Whether a step trains on other rows than the same step of another world, by more than rounding."""
-        pairs = enumerate(zip(one.in_rows, self.in_rows, strict=False))
-        return any(a != b and not near(one.values(k), self.values(k)) for k, (a, b) in pairs)
-
-    def values(self, k) -> list:
-        """Return norm and projection of each row of a step that has numbers, each in order."""
-        rows = sum((sum(rank.steps[k]["values"], []) for rank in self.replicas), [])
-        return (
-            [sorted(numbers) for numbers in zip(*rows, strict=True)]
-            if len(rows) == self.in_rows[k].total()
-            else []
-        )
-
     @functools.cached_property
     def in_samples(self) -> list:
         """The samples of each step, where they have numbers."""
@@ -195,20 +180,8 @@ class World:
         """Return how many batches a step has."""
         steps = [ranks[0] for ranks in self.steps]
         known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
-        return max(
-            1,
-            *(b - a for a, b in zip(known[1:], known[2:], strict=False)),
-            known[1] if len(known) == 2 else 1,
-        )
-
-
-def near(alone, together) -> bool:
-    """Whether two lists of rows, by their numbers in order, are the same up to rounding."""
-    if not alone or not together or len(alone[0]) != len(together[0]):
-        return False
-    sizes = [max(map(abs, numbers)) for numbers in alone]
-    pairs = zip(alone, together, sizes, strict=True)
-    return all(abs(x - y) <= NEAR * size for a, b, size in pairs for x, y in zip(a, b, strict=True))
+        apart = [b - a for a, b in zip(known[1:], known[2:], strict=False)]
+        return max([1, *(apart or known[1:])])
 
 
 def whole(ranks, weights=()) -> dict:

@@ -25,8 +25,8 @@ COUNTS = "steps epoch inside depth backward backwards terms draws scheduled made
 # scheduler has still to act, a loader has given a batch.
 FLAGS = "open early entered rising waiting loaded"
 # Optimizers that step; the hashes of the batch's rows, of the running call's, of all calls' and of those without
-# training; backward passes; learning rates; of the rows norm and projection.
-LISTS = "stepping batch row rows eval_rows parts rates values"
+# training; backward passes; learning rates.
+LISTS = "stepping batch row rows eval_rows parts rates"
 now = SimpleNamespace(
     **dict.fromkeys(COUNTS.split(), 0),
     **dict.fromkeys(FLAGS.split(), False),

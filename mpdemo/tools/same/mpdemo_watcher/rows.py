@@ -13,7 +13,6 @@ from . import chance, sketch
 from .notes import before, guarded, here, note, note_once, now, number_of
 from .private_torch import number_of_storage, tree_leaves
 
-MEASURED = 4096  # rows of a call of which norm and projection are noted
 RECENT = 8  # results of modules that are known when they enter another one
 WRAPPERS = (DistributedDataParallel,)
 local = sketch.local_part
@@ -101,8 +100,6 @@ def enter(module, args, options):
         for action in begin:
             action()
     now.row = rows_of((args, options))
-    if module.training:
-        now.values.append(measured((args, options), len(now.row))[:MEASURED] if now.row else [])
     (now.rows if module.training else now.eval_rows).append(now.row)
     if not now.steps:
         number = models[id(module)][0]

@@ -168,14 +168,14 @@ def close_round():
     names = ("weights", "scheduled", "epoch", "parts", "rates", "gradients", "averaged", "backwards")
     step = {
         name: getattr(now, name)
-        for name in (*names, "rows", "values", "early", "entered", "sent", "where", "optimizer")
+        for name in (*names, "rows", "early", "entered", "sent", "where", "optimizer")
     }
     found, lines = state.found_now()
     step |= {"local": sketch.of_this_rank(), "state": found, "lines": lines, "calls": calls}
     note("step", **step, loader=loader, number=number, taken=drawn[1])
     calls.clear()
     sketch.local.clear()
-    now.update(parts=[], rows=[], values=[], gradients={}, averaged={}, rates=[])
+    now.update(parts=[], rows=[], gradients={}, averaged={}, rates=[])
     now.update(scheduled=0, steps=now.steps + 1, open=False, stepped=set(), early=False, weights={})
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
