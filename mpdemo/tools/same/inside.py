@@ -35,7 +35,7 @@ def other_untrained(one, many) -> list:
 def returned(world) -> dict:
     """Return for each module and row what it was given and what it returned, and the class of the module."""
     found = {}
-    for note in (note for rank in world.ranks for note in rank.of("output")):
+    for note in world.of("output"):
         given = note["given"] or [[0.0, 0.0]] * len(note["rows"])
         for row, taken, gave in zip(note["rows"], given, note["returned"], strict=False):
             found.setdefault((note["module"], row), (taken, gave, note["type"]))

@@ -11,7 +11,7 @@ SHARED, FEW = 0.2, 0.05  # of a step's rows, and of an epoch's: more is no chanc
 
 def not_distributed(many) -> Finding | None:
     """Return whether each process trains alone: none has made a process group."""
-    starts = [note for rank in many.ranks for note in rank.of("start")]
+    starts = many.of("start")
     if many.processes == 1 or not starts or any(note["distributed"] for note in starts):
         return None
     what = f"no process calls init_process_group: {many.processes} processes train {many.processes} models"

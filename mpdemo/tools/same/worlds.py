@@ -80,8 +80,13 @@ class World:
         loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
         self.loader = loaders.most_common(1)[0][0] if loaders else None
 
+    def of(self, kind) -> list:
+        """Return the notes of a kind of all ranks."""
+        return [note for rank in self.ranks for note in rank.of(kind)]
+
     def names(self, kind) -> set:
-        return {str(name) for rank in self.ranks for name in rank.names(kind)}
+        """Return the names in the notes of a kind of all ranks."""
+        return {str(note["name"]) for note in self.of(kind)}
 
     def __str__(self):
         return f"{self.processes} process{'es' * (self.processes > 1)}"
@@ -130,7 +135,7 @@ class World:
     @property
     def kept(self) -> int:
         """The number of steps of which the weights were kept."""
-        return min((note["steps"] for rank in self.ranks for note in rank.of("kept")), default=0)
+        return min((note["steps"] for note in self.of("kept")), default=0)
 
     @property
     def tied(self) -> list:
@@ -140,7 +145,7 @@ class World:
     @functools.cached_property
     def untrained(self) -> dict:
         """The sketches of what the models hold besides, after the first step."""
-        return whole([note["weights"] for rank in self.ranks for note in rank.of("untrained")])
+        return whole([note["weights"] for note in self.of("untrained")])
 
     @functools.cached_property
     def rows(self) -> list:

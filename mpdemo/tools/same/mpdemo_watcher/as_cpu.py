@@ -139,23 +139,20 @@ def install(devices):
 
 def replace_cuda(devices):
     """Make torch.cuda answer as if this process had a GPU; what is not named here answers 0, and does nothing."""
-    rank, device = (
-        int(os.environ["LOCAL_RANK"]),
-        {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0},
-    )
+    rank = int(os.environ["LOCAL_RANK"])
     for name, value in {"is_available": True, "is_bf16_supported": True, "device_count": devices}.items():
         for_the_script(cuda, name, returning(value))
+    of_device = {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0}
     answers = {
-        "get_device_properties": SimpleNamespace(**device, multi_processor_count=100),
+        "get_device_properties": SimpleNamespace(**of_device, multi_processor_count=100),
         "memory_stats": {},
-    }
-    answers |= {
         "current_device": rank,
         "get_device_name": "CPU",
         "get_device_capability": (9, 0),
         "get_arch_list": [],
+        "mem_get_info": (80 * GIB, 80 * GIB),
+        "memory_summary": "",
     }
-    answers |= {"mem_get_info": (80 * GIB, 80 * GIB), "memory_summary": ""}
     for name in set(functions_of(cuda)) - {"cudart"}:
         setattr(cuda, name, returning(answers.get(name, 0)))
     answers = {"is_available": True, "device_count": devices, "current_accelerator": REAL("cuda")}

@@ -144,11 +144,7 @@ class Draws(TorchFunctionMode):
         for state, new in zip(old, of_torch(kwargs.get("generator")) if looks else [], strict=True):
             if not torch.equal(state, new):
                 kind = "dropout" if re.search("dropout|attention", name) else now.drawing
-                size = sum(
-                    leaf.numel()
-                    for leaf in private_torch.tree_leaves(found)
-                    if isinstance(leaf, torch.Tensor)
-                )
+                size = sum(tensor.numel() for tensor in private_torch.tensors_in(found))
                 note_drawn(kind, state.tolist(), size)
         if not off:
             return found

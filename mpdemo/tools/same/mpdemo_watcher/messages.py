@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import sketch, state
 from .notes import ORDER, before, calling, here, note_once, now
-from .private_torch import DispatchMode, tree_leaves
+from .private_torch import DispatchMode, tensors_in
 
 calls = collections.Counter()  # since the last step
 SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers
@@ -39,7 +39,7 @@ def sent(name, args):
     """Note a collective that the other ranks have to make, too."""
     if name.startswith(("wait", "wrap", "send", "recv")):
         return
-    shapes = [list(x.shape) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+    shapes = [list(tensor.shape) for tensor in tensors_in(args)]
     calling(name, str(shapes[-1]) if shapes and name.startswith(ALIKE) else "")
     if not name.startswith("barrier"):  # not told in the table
         calls.update([name])

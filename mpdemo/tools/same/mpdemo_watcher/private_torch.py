@@ -26,11 +26,15 @@ __all__ = [
     "no_modes",
     "of_fsdp",
     "part_of",
-    "tree_leaves",
     "tree_map",
 ]
 SentTensor = of_dtensors.AsyncCollectiveTensor  # a tensor that is on its way, until its values are used
 COMPILED = "_orig_mod"  # where a compiled model holds the one that was given
+
+
+def tensors_in(thing) -> list:
+    """Return the tensors in arguments or results."""
+    return [leaf for leaf in tree_leaves(thing) if isinstance(leaf, torch.Tensor)]
 
 
 def replace_batch_samplers(stand_in):

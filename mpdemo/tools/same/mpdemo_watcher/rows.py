@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import chance, sketch
 from .notes import before, guarded, here, note, note_once, now, number_of
-from .private_torch import number_of_storage, tree_leaves
+from .private_torch import number_of_storage, tensors_in
 
 RECENT = 8  # results of modules that are known when they enter another one
 WRAPPERS = (DistributedDataParallel,)
@@ -38,7 +38,7 @@ def rows_of(given) -> list:
 
 def data_in(given) -> list:
     """Return the tensors of data that a model is given, as long as the first."""
-    tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    tensors = map(local, tensors_in(given))
     tensors = [t for t in tensors if t.dim() and t.numel() and t.layout is torch.strided]
     tensors = [t.detach().cpu().contiguous() for t in tensors if not t.requires_grad and not is_made(t)]
     return [t for t in tensors if len(t) == len(tensors[0])]
@@ -121,8 +121,8 @@ def remember(module, output):
     """Know what a module has computed with weights: it is no data when it enters another one."""
     if next(module.parameters(), None) is None:
         return
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+    for leaf in tensors_in(output):
+        if leaf.layout is torch.strided:
             storage = local(leaf).untyped_storage()
             made[number_of_storage(storage)] = storage
     for old in list(made)[:-RECENT]:
@@ -131,11 +131,7 @@ def remember(module, output):
 
 def measured(tensors, size) -> list:
     """Return norm and projection of each row of the first tensor that has numbers to compare."""
-    found = (
-        t
-        for t in tree_leaves(tensors)
-        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dim() > 1
-    )
+    found = (t for t in tensors_in(tensors) if t.is_floating_point() and t.dim() > 1)
     tensor = next(found, None)
     if tensor is None or hasattr(tensor, "placements") or len(tensor) % size or not tensor.numel():
         return []
