@@ -85,6 +85,8 @@ OVER_BATCH = """class OverBatch(nn.Module):
 
 """
 MODEL = "model = DistributedDataParallel(net)"
+SECOND = (MODEL, f"net = nn.GRU(5, 4)\n{MODEL}", "cross_entropy(model(x), y)")
+SECOND += ("cross_entropy(model(x.unflatten(1, (4, 5)).movedim(1, 0))[0][-1], y)",)
 HOOKED = "\nmodel.register_comm_hook(None, bf16_compress_hook)"
 OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_UP, SPLIT_UP + NEW_NORM)
 COMPILED, DETACHED = ("x.clone()", "x"), "x.detach() if dist.get_world_size() > 1 else x"
@@ -178,6 +180,7 @@ RIGHT = {
     "as nanoGPT": ("gradients of the two are not compared", "styles.py --style windows"),
     "ZeRO": ("", "styles.py --style zero"),
     "a stream": ("", "styles.py --style stream"),
+    "a stream, the batch second": ("", "styles.py --style stream", *SECOND),
     "DropPath": ("random numbers in the model", "styles.py --style droppath"),
     "a VAE": ("random numbers in the model", "styles.py --style vae"),
     "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),

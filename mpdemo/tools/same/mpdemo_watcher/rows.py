@@ -21,9 +21,9 @@ models, inside = {}, {}  # by id: those called outermost; the names of the modul
 made = {}  # the last storages that modules with weights have returned: no rows of the data
 
 
-def rows_of(given) -> list:
-    """Return one hash for each row, over all tensors that are as long as the first."""
-    tensors = data_in(given)
+def rows_of(given, dim=0) -> list:
+    """Return one hash for each row, over all tensors that are as long as the first in the rows' dimension."""
+    tensors = data_in(given, dim)
     size = len(tensors[0]) if tensors else 0
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
     # PyTorch alone may be installed, without NumPy
@@ -36,10 +36,12 @@ def rows_of(given) -> list:
     return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
 
 
-def data_in(given) -> list:
-    """Return the tensors of data that a model is given, as long as the first."""
+def data_in(given, dim) -> list:
+    """Return the tensors of data that a model is given, as long as the first; a dimension of theirs comes first."""
     tensors = map(local, tensors_in(given))
-    tensors = [t for t in tensors if t.dim() and t.numel() and t.layout is torch.strided]
+    tensors = [
+        t.movedim(dim, 0) for t in tensors if t.dim() > dim and t.numel() and t.layout is torch.strided
+    ]
     tensors = [t.detach().cpu().contiguous() for t in tensors if not t.requires_grad and not is_made(t)]
     return [t for t in tensors if len(t) == len(tensors[0])]
 
@@ -99,7 +101,7 @@ def enter(module, args, options):
     if not now.stepping:
         for action in begin:
             action()
-    now.row = rows_of((args, options))
+    now.row = rows_of((args, options), int(is_time_first(module)))
     (now.rows if module.training else now.eval_rows).append(now.row)
     if not now.steps:
         number = models[id(module)][0]
@@ -107,6 +109,12 @@ def enter(module, args, options):
         inside.update({id(child): sketch.named(number, name) for name, child in module.named_modules()})
     now.draws = 1000
     chance.look()
+
+
+def is_time_first(module) -> bool:
+    """Whether a model takes its batch in the second dimension, as recurrent layers do by themselves."""
+    kinds = nn.RNNBase, nn.Transformer
+    return any(isinstance(child, kinds) and not child.batch_first for child in module.modules())
 
 
 def meet(module):
