@@ -133,7 +133,8 @@ def of_other_rows(one, many) -> list:
     ratio = statistics.median(ratios)
     name = chain.multiple(ratio, many, near=0.15)
     what = f"the gradients are {ratio:.3g} times as large as those of one process"
-    return [Finding(name, what)] if name and max(ratios) < 1.5 * min(ratios) else []
+    where = chain.line_of(many, 0)
+    return [Finding(name, what, where)] if name and max(ratios) < 1.5 * min(ratios) else []
 
 
 def verdicts_of(watcher, counts) -> list:
