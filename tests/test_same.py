@@ -177,7 +177,7 @@ RIGHT = {
     "no DataLoader": ("", "plain.py", LOADER, LIST),
     "rounding that grows": ("", "plain.py", RELU, "(1000 * self.norm(self.inside(x))).sin()"),
     "an epoch without end": ("", "plain.py", SAMPLER, ENDLESS),
-    "as nanoGPT": ("gradients of the two are not compared", "styles.py --style windows"),
+    "as nanoGPT": ("not compared: the rows are not the same in both", "styles.py --style windows"),
     "ZeRO": ("", "styles.py --style zero"),
     "a stream": ("", "styles.py --style stream"),
     "a stream, the batch second": ("", "styles.py --style stream", *SECOND),
@@ -399,7 +399,8 @@ def test_a_right_script_is_the_same_training(judge, name):
         pytest.importorskip(module)
     note, *case = RIGHT[name]
     names, found = judge(*case)
-    assert names == [] and found["verdict"] == "same" and note in str(found["notes"])
+    assert names == [] and note in str(found["notes"])
+    assert found["verdict"] == ("unsure" if name == "as nanoGPT" else "same")
     if name == "tensor parallel":
         assert found["table"]["messages per step"] == ["0", "1"]  # of DTensors
 

@@ -34,8 +34,8 @@ def first_break(one, many, compared) -> Finding | None:
             if found := link(many, k):
                 return found
         off = apart(one.sums[k]["gradients"], many.sums[k]["gradients"]) if k < both else (1.0, "")
-        same = compared and k < both and off[0] <= allowed
-        if not same and not settled(many, k) and (found := mean(one, many, k)):
+        same = k < both and off[0] <= allowed
+        if not same and not settled(many, k) and (found := mean(one, many, k, compared)):
             return found
         if compared and k < both:
             found = before(one, many, k) or not (same or settled(many, k)) and cause(one, many, k, off[1])
@@ -56,12 +56,6 @@ def differing(many, k, kind) -> list:
             if gap(row, same) > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total) and name not in found:
                 found.append(name)
     return found
-
-
-def line_of(world, k) -> str:
-    """Return the line of the last backward pass of a step, or of the step itself."""
-    step = world.steps[k][0]
-    return step["parts"][-1]["where"] if step["parts"] else step["where"]
 
 
 def weights(many, k):
@@ -110,7 +104,7 @@ def used(many, k):
     ranks, names = many.steps[k], differing(many, k, "gradients")
     if not names or settled(many, k):
         return None
-    wraps, line, step = many.names("wrapped"), line_of(many, k), ranks[0]
+    wraps, line, step = many.names("wrapped"), many.line_of(k), ranks[0]
     what = f"in step {k + 1} each rank uses a gradient of its own (norms "
     what += ", ".join(f"{norm(rank['gradients']):.6g}" for rank in ranks) + ")"
     if size := many.names("part of the ranks"):
@@ -129,14 +123,19 @@ def used(many, k):
         return Finding("step before the average", what, step["where"])
     if "DDP" in wraps and (found := outside(many, names, what)):
         return found
-    if len(names) < len(step["gradients"]):
+    if wraps and len(names) < len(step["gradients"]):
         return Finding("parameters outside the wrapper", f"{what} of {shown(names)}", line)
+    if by_hand := shares.reduced_by_hand(many):
+        what += f" of {shown(names)}, although the script reduces tensors by itself ({by_hand})"
+        return Finding("gradient is no mean", what, line)
     if not wraps:
         return Finding("wrapper missing", what, line)
     if not step["entered"]:
         inner = [note["where"] for note in many.ranks[0].of("called") if not note["wrapper"]]
         return Finding("wrapper bypassed", what, inner[-1] if inner else line)
-    return Finding("gradient is no mean", f"{what}, although the wrapper's forward was called", line)
+    what += ", although the wrapper's forward was called"
+    what += "; nothing was sent while it went back, as with torch.autograd.grad" * (not any(sent))
+    return Finding("gradient is no mean", what, line)
 
 
 def outside(many, names, what):
@@ -175,9 +174,9 @@ def rates(many, k):
     return Finding("learning rates differ", what, many.steps[k][0]["where"])
 
 
-def mean(one, many, k):
+def mean(one, many, k, compared):
     """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
-    own, line = many.own(k), line_of(many, k)
+    own, line = many.own(k), many.line_of(k)
     kind = "gradients" if differing(many, k, "averaged") else "averaged"  # those may be clipped by now
     arrived = {name for of_rank in own for name in of_rank}
     count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)
@@ -189,7 +188,7 @@ def mean(one, many, k):
         return scale_of_rank(many, k) or Finding(compressed, what, line)
     alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
     times = sum(count) / (sum(alone) if alone and left < REST else 1.0)
-    if distance(times, 1) < EVEN or not is_constant(many, kind):
+    if distance(times, 1) < EVEN or not compared or not is_constant(many, kind):
         return None
     what = f"in step {k + 1} the gradient is {times:.4g} times the mean of the ranks' own"
     return Finding(multiple(times, many) or "gradient scaled", what, line)
@@ -234,6 +233,8 @@ def after(one, many, k):
     """Return whether a step makes other weights of the same gradient."""
     if k + 1 >= min(len(one.steps), len(many.steps)):
         return None
+    if found := weights(many, k + 1):
+        return found
     gradients = one.sums[k]["gradients"]
     large = {name for name, row in gradients.items() if row[0] ** 0.5 > 1e-3 * norm(gradients)}
     a, b = ({n: row for n, row in w.sums[k + 1]["weights"].items() if n in large} for w in (one, many))
@@ -255,7 +256,7 @@ def state_of_rank(one, many, k, what, line):
 
 def cause(one, many, k, name):
     """Name what makes another gradient on equal rows, by the combination that it is of others."""
-    a, b, line, own = one.sums[k], many.sums[k], line_of(many, k), many.own(k)
+    a, b, line, own = one.sums[k], many.sums[k], many.line_of(k), many.own(k)
     what = f"in step {k + 1} the norm of the gradient is {norm(a['gradients']):.6g} with one process, "
     what += f"{norm(b['gradients']):.6g} with {many.processes}"
     same = apart(a["local"], b["local"])[0] <= tolerance(one, many)  # what the ranks compute themselves

@@ -7,7 +7,7 @@ import functools
 import shutil
 import signal
 
-from mpdemo.tools.same import inside
+from mpdemo.tools.same import inside, shares
 from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
@@ -37,8 +37,10 @@ def verdict(watcher, processes, other) -> dict:
             what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what))
     # each name once
-    findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
-    record = {"processes": processes, "findings": findings, "harmless": [], "table": rows}
+    found = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
+    harmless = [finding for finding in found if finding.has("note") and not watcher.args.strict]
+    findings = [finding for finding in found if finding not in harmless]
+    record = {"processes": processes, "findings": findings, "harmless": harmless, "table": rows}
     notes += sum((stopped.notes for stopped in series), [])
     if second and not first:
         notes.append("it resumes once as it should, and not a second time")
@@ -189,9 +191,11 @@ def in_step(whole, again, place, k) -> Finding | None:
     off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
     if off > EQUAL:
         what = f"the gradient of {name} differs {where}"
-        return Finding(
-            "random state not restored" if again.names("chance") else "state not restored", what, line
-        )
+        for a, b, lines in (pair for kind in again.names("chance") for pair in shares.alike(again, kind)):
+            what += f"; rank {a} and rank {b} draw the same ({lines[0]})"
+            return Finding("random state of another rank", what, line)
+        chance = "random state not restored" if again.names("chance") else "state not restored"
+        return Finding(chance, what, line)
     return None
 
 

@@ -114,24 +114,38 @@ def of_chance(one, many, kind) -> Finding | str | bool:
 
     What belongs to no row, such as the number of a layer that is left out, one process draws as often as each rank.
     """
-    (_, alone), *drawn = (rank.drawn(kind) for rank in (one.ranks[0], *many.replicas))
-    apart, note = len(drawn) > 1, ""
-    for (a, (states, sizes)), (b, (others, _)) in itertools.combinations(enumerate(drawn), 2):
-        alike = [line for line in states if states[line] & others.get(line, set())]
-        apart &= bool(states and others) and not alike
-        if not alike or not many.steps or many.rows[0][a] == many.rows[0][b]:
-            continue
-        if by_row := [line for line in alike if alone[line] >= 1.5 * sizes[line]]:
+    alone, drawn = one.ranks[0].drawn(kind)[1], [rank.drawn(kind) for rank in many.replicas]
+    note = ""
+    for a, b, lines in alike(many, kind):
+        if by_row := [line for line in lines if alone[line] >= 1.5 * drawn[a][1][line]]:
             what = f"{BY_NATURE[kind]}: rank {a} and rank {b} draw the same for different rows ({shown(by_row)})"
             where = many.replicas[a].names("seeded at")
             return Finding("same random numbers", what, where[-1] if where else by_row[0])
-        note = f"rank {a} and rank {b} draw from equal generators, and nothing for a row of its own ({shown(alike)})"
-    return note or apart
+        note = f"rank {a} and rank {b} draw from equal generators, and nothing for a row of its own ({shown(lines)})"
+    return (
+        note or len(drawn) > 1 and all(states for states, _ in drawn) and not any(alike(many, kind, True))
+    )
+
+
+def alike(many, kind, equal_rows=False):
+    """Yield two ranks with other rows, or with any, and the lines where they draw from equal states."""
+    drawn = [rank.drawn(kind)[0] for rank in many.replicas]
+    for (a, states), (b, others) in itertools.combinations(enumerate(drawn), 2):
+        lines = [line for line in states if states[line] & others.get(line, set())]
+        if lines and (equal_rows or many.steps and many.rows[0][a] != many.rows[0][b]):
+            yield a, b, lines
 
 
 def reductions(parts) -> list:
     """Return how many messages each backward pass has sent that reduce something."""
     return [sum(n for name, n in part["calls"].items() if "reduce" in name) for part in parts]
+
+
+def reduced_by_hand(many) -> str:
+    """Return the line in which a script without a wrapper reduces more than a number, or an empty text."""
+    calls = [] if many.names("wrapped") else many.ranks[0].of("call")
+    large = (call for call in calls if "reduce" in call["name"] and call["of"] not in ("", "[]", "[1]"))
+    return next((call["where"] for call in large), "")
 
 
 def of_messages(many):

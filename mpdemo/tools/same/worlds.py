@@ -132,6 +132,11 @@ class World:
         ]
         return [whole([r["local"] for r in part], [r["weights"] for r in part]) for part in parts]
 
+    def line_of(self, k) -> str:
+        """Return the line of the last backward pass of a step, or of the step itself."""
+        step = self.steps[k][0]
+        return step["parts"][-1]["where"] if step["parts"] else step["where"]
+
     @property
     def kept(self) -> int:
         """The number of steps of which the weights were kept."""

@@ -146,6 +146,8 @@ class Draws(TorchFunctionMode):
                 kind = "dropout" if re.search("dropout|attention", name) else now.drawing
                 size = sum(tensor.numel() for tensor in private_torch.tensors_in(found))
                 note_drawn(kind, state.tolist(), size)
+                if kind == "draws":  # also from a generator of the script's own
+                    note_once("chance", kind)
         if not off:
             return found
         rows = now.row if now.depth else now.batch
