@@ -176,7 +176,7 @@ def rates(many, k):
 
 def mean(one, many, k, compared):
     """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
-    own, line = many.own(k), many.line_of(k)
+    own, line = many.own(k), many.ranks[0].first("hook") or many.line_of(k)
     kind = "gradients" if differing(many, k, "averaged") else "averaged"  # those may be clipped by now
     arrived = {name for of_rank in own for name in of_rank}
     count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)

@@ -51,11 +51,7 @@ def watch():
     before(DistributedDataParallel, "__init__", wrapped)
     before(DistributedDataParallel, "no_sync", lambda *_: note_once("no_sync", here()))
     before(DistributedDataParallel, "forward", entered)
-    before(
-        DistributedDataParallel,
-        "register_comm_hook",
-        lambda *_, **__: note_once("hook", "register_comm_hook"),
-    )
+    before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", here()))
     before(
         torch.distributed.fsdp,
         "fully_shard",
