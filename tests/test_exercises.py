@@ -106,6 +106,10 @@ def test_a_right_prediction_is_accepted_and_others_are_refused(number):
     assert verdict(number, right) == ("right", f"right. {row['then']}")
     if isinstance(row.get("otherwise"), str) and isinstance(right, float):
         refused(number, right * 1.3456, row["otherwise"])
+    if isinstance(right, list) and isinstance(right[0], str):
+        assert verdict(number, right[0])[1].endswith(
+            f"1 part instead of {len(right)}."
+        )  # a word, not its letters
     assert verdict(number, [right, right])[0] == verdict(number, {"a": "b"})[0] == "wrong"
 
 

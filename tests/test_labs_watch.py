@@ -1,5 +1,6 @@
 """What a program does when a signal comes, watched in a notebook: here, under Slurm, and with stand-ins for it."""
 
+import argparse
 import re
 
 import psutil
@@ -82,6 +83,20 @@ def test_a_job_is_warned_goes_back_into_the_queue_and_starts_again(said, place, 
     )
     # a cluster's may be seen after the first line of the second beginning
     assert text.count("the job is PENDING") == 1
+
+
+def test_a_job_that_slurm_calls_running_after_its_first_line_is_not_said_to_run(
+    tmp_path, monkeypatch, capsys
+):
+    states = iter(("PENDING", "RUNNING", "TIMEOUT"))
+    run = watch._Run(["sbatch", "a.sbatch"], [], set(), {})
+    run.log = tmp_path / "log"
+    run.log.write_text("listening\n")
+    monkeypatch.setattr(watch, "ASK", -1)
+    answer = lambda *_, **__: argparse.Namespace(stdout=f"JobState={next(states)} Restarts=0")  # noqa: E731
+    monkeypatch.setattr(watch.subprocess, "run", answer)
+    run.wait("1", {})
+    assert re.findall("  (.*)", capsys.readouterr().out)[1:] == ["the job is TIMEOUT"]
 
 
 def test_of_torchrun_and_tracebacks_only_what_tells_something_is_shown():

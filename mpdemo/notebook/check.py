@@ -148,13 +148,15 @@ def judge_prediction(row, answer):
     ``choices`` are the allowed words. A message may hold ``{answer}``, or its parts ``{_0}``, ``{_1}`` and so on.
     """
     right, within = row["right"], row.get("within", 1e-9)
-    parts, wanted = (answer, right) if isinstance(right, list) else ([answer], [right])
+    wanted = right if isinstance(right, list) else [right]
+    parts = answer if isinstance(right, list) and not isinstance(answer, str) else [answer]
     words = {"answer": answer} | {f"_{number}": part for number, part in enumerate(parts)}
     for part in parts if "choices" in row else []:
         assert part in row["choices"], f"{part!r} is none of: {', '.join(map(str, row['choices']))}."
     for value, message in row.get("wrong", []):
         assert not same(answer, value, within), message.format(**words)
-    assert len(parts) == len(wanted), f"This answer has {len(parts)} parts instead of {len(wanted)}."
+    many = f"{len(parts)} part{'s' * (len(parts) != 1)}"
+    assert len(parts) == len(wanted), f"This answer has {many} instead of {len(wanted)}."
     otherwise = row.get("otherwise", "{answer} isn't it.")
     messages = otherwise if isinstance(otherwise, list) else [otherwise] * len(parts)
     for part, value, message in zip(parts, wanted, messages, strict=True):

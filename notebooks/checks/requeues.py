@@ -65,6 +65,10 @@ def passed_on(text):
     limit = slurm.limit(script.value("time") or "10-0")
     allowed = f"{said} should warn 60 to {limit - 1:.0f} s before the end: a save takes time."
     assert before.isdecimal() and 60 <= int(before) < limit, allowed
+    handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1|kill -(s )?(SIG)?TERM", text, re.I)
+    assert handled, (
+        "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
+    )
     kept = re.search(
         r"^[^#\n]*(?:TORCH_ELASTIC_SHUTDOWN_TIMEOUT=|--shutdown-timeout[= ])\"?(\d+)", text, re.M
     )
@@ -72,10 +76,6 @@ def passed_on(text):
     killed = f"torchrun kills the ranks {left} s after it has passed the signal on"
     assert left > 30, f"{killed}, and leaves nothing more of the {before} s to a save."
     assert left <= int(before), f"{killed}, but Slurm ends the job {before} s after the warning."
-    handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1|kill -(s )?(SIG)?TERM", text, re.I)
-    assert handled, (
-        "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
-    )
     return to_script
 
 

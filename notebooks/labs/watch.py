@@ -243,7 +243,9 @@ class _Run:
             if restarts != before[1] and state != "PENDING":  # it was, between two questions
                 self.say("the job is PENDING")
             if (state, restarts) != before and self.began:
-                if state != "COMPLETING":
+                if state in ENDED or (
+                    restarts != "0" and state != "COMPLETING"
+                ):  # else its first line says it
                     self.say(f"the job is {state}")
                 if state == "PENDING":
                     back = time.monotonic()
