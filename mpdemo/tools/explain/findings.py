@@ -150,10 +150,10 @@ def _of_message(s):
     besides = DOWNLOAD if web else ""
     rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
+    # a later line that reports another process's end says nothing of this one
+    rows = [row for row in rows if row[0] and (row[1] == s.numbers[0] or row[0].kind != "consequence")]
     wraps = looks.WRAPS.search(s.text)
-    found = sorted(
-        (row for row in rows[:: -1 if wraps else 1] if row[0]), key=lambda row: KINDS.index(row[0].kind)
-    )
+    found = sorted(rows[:: -1 if wraps else 1], key=lambda row: KINDS.index(row[0].kind))
     inner = [line for line in lines if wraps and looks.EXCEPTION.search(line[1])] or lines[:1]
     s.known, number, text = found[0] if found else (replace(unknown(s), kind="unknown"), *inner[-1])
     if number != s.numbers[0]:

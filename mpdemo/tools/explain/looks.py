@@ -144,7 +144,7 @@ NEW = [  # no part of an exception's message: a rule, a logger's or a tool's lin
         rf"^(?:{GLOG.pattern})|^[-=*]{{9}}|^(?:mpdemo|wandb|mlflow|clearml|neptune)\b|^\+ |\d%\||^\(\w+\) \S+@|"
         r"^[^a-z]{0,40}\b(?:DEBUG|INFO|WARN|WARNING)\b"
     ),
-    *(HARD, STEP, ENDED, EXCEPTION, WARNS),
+    *(HARD, STEP, ENDED, EXCEPTION, WARNS, IGNORED, THREAD),
 ]
 
 
