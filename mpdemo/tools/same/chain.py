@@ -127,7 +127,7 @@ def used(many, k):
         return Finding("parameters outside the wrapper", f"{what} of {shown(names)}", line)
     if by_hand := shares.reduced_by_hand(many):
         what += f" of {shown(names)}, although the script reduces tensors by itself ({by_hand})"
-        return Finding("gradient is no mean", what, line)
+        return Finding("gradient is no mean", what, by_hand)
     if not wraps:
         return Finding("wrapper missing", what, line)
     if not step["entered"]:
@@ -180,13 +180,15 @@ def mean(one, many, k, compared):
     kind = "gradients" if differing(many, k, "averaged") else "averaged"  # those may be clipped by now
     arrived = {name for of_rank in own for name in of_rank}
     count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)
-    if not count:
+    alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
+    if (
+        not count or left > tolerance(one) and not compared
+    ):  # one process adds something to its gradient, too
         return None
     if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
         what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
         compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
         return scale_of_rank(many, k) or Finding(compressed, what, line)
-    alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
     times = sum(count) / (sum(alone) if alone and left < REST else 1.0)
     if distance(times, 1) < EVEN or not compared or not is_constant(many, kind):
         return None
@@ -260,10 +262,8 @@ def cause(one, many, k, name):
     what = f"in step {k + 1} the norm of the gradient is {norm(a['gradients']):.6g} with one process, "
     what += f"{norm(b['gradients']):.6g} with {many.processes}"
     same = apart(a["local"], b["local"])[0] <= tolerance(one, many)  # what the ranks compute themselves
-    losses = [
-        [part["loss"] for part in rank["parts"]]
-        for rank in (one.steps[k][0], *(r.steps[k] for r in many.replicas))
-    ]
+    ranks = one.steps[k][0], *(rank.steps[k] for rank in many.replicas)
+    losses = [[part["loss"] for part in rank["parts"]] for rank in ranks]
     if cut := inside.cut_off(one, many):
         what = f"with {many.processes} processes the gradient of {shown(cut)} is exactly 0 or None in all steps"
         return Finding("gradient cut off", f"{what}, and with one it is not: nothing is learned there")

@@ -163,6 +163,7 @@ class Draws(TorchFunctionMode):
 def draw_by_row(found, rows, method, name, args, kwargs):
     """Draw again, for each row with a generator of its own."""
     now.draws += 1
+    note_once("chance", "draws")
     size = len(found) // len(rows)
     if name == "random_" or name.startswith("randint"):
         numbers = [number for number in args if type(number) is int]
