@@ -138,7 +138,9 @@ ENDED = re.compile(  # what the program itself says after its last step
 DONE = re.compile(
     r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I
 )
-NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb|\b(?:status|code|rc)\W{1,3}[1-9]", re.I)
+NOT_DONE = re.compile(
+    r"\b(?:not|un|never|before)\b|fail|error|^wandb|\b(?:status|code|rc)\W{1,3}[1-9]", re.I
+)
 NEW = [  # no part of an exception's message: a rule, a logger's or a tool's line, the shell's, a bar, ...
     re.compile(
         rf"^(?:{GLOG.pattern})|^[-=*]{{9}}|^(?:mpdemo|wandb|mlflow|clearml|neptune)\b|^\+ |\d%\||^\(\w+\) \S+@|"
