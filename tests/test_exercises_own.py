@@ -178,3 +178,7 @@ def test_a_script_that_takes_its_log_for_a_checkpoint_is_told(
     monkeypatch.setattr(own_job, "OWN", [tmp_path / "bard.py", tmp_path / "none"])
     state, message = check.verdict("81.5", tmp_path / "answer.sbatch")
     assert state == "wrong" and "NotADirectoryError" in message and "bard-" in message, message
+
+
+def test_a_path_given_as_text_is_asked_for_as_a_path():
+    assert check.verdict("80.1", "bard.py")[1].endswith("The check wants a path: Path('bard.py').")

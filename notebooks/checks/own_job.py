@@ -52,7 +52,10 @@ if rank == "0":
 
 def text_of(script) -> str:
     """Return the script's text: of a file, or as it is given."""
-    return script.read_text() if isinstance(script, Path) else script
+    if isinstance(script, Path):
+        return script.read_text()
+    assert "\n" in script, f"{script!r} is a text, and no script. The check wants a path: Path({script!r})."
+    return script
 
 
 def files_of(script) -> dict:
