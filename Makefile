@@ -5,8 +5,8 @@ MINUTES ?= 30
 SEED ?= 0
 STAMP := .venv/.installed
 
-# Three workers for two cores: a third of the time a test waits, for Slurm or for a time limit.
-PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder
+# Five workers for two cores: more than half of the time a test waits, for Slurm, for a process or for a time limit.
+PYTEST := $(BIN)/python -m pytest -n 5 --no-loadscope-reorder
 PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
 	tests/test_training.py
 
