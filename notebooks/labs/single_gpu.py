@@ -15,9 +15,8 @@ from mpdemo.labs.alternately import seconds
 from mpdemo.paths import root
 
 RECORDS = root() / "notebooks" / "gpu"
-logging.getLogger("torch.utils.cpp_extension").setLevel(
-    logging.ERROR
-)  # a compilation warns of a missing CUDA
+# a compilation warns of a missing CUDA
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 KINDS = {"nvjet": "matrix products", "multi_tensor": "AdamW", "sdpa": "attention", "copy": "casts"}
 
 

@@ -243,9 +243,8 @@ class _Run:
             if restarts != before[1] and state != "PENDING":  # it was, between two questions
                 self.say("the job is PENDING")
             if (state, restarts) != before and self.began:
-                if state in ENDED or (
-                    restarts != "0" and state != "COMPLETING"
-                ):  # else its first line says it
+                # that it runs for the first time is what its first line says
+                if state in ENDED or (restarts != "0" and state != "COMPLETING"):
                     self.say(f"the job is {state}")
                 if state == "PENDING":
                     back = time.monotonic()

@@ -34,18 +34,16 @@ GLOG = re.compile(r"\[?([IWEF])\d{3,4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
 
 TRACEBACK = "Traceback (most recent call last)"
 FILE = re.compile(r'^[\s|+]*File "(.+?)", line (\d+)(?:, in (\S+))?')
-HEADLESS = re.compile(
-    r'^ +File "[^"]+", line \d+$'
-)  # the place of a SyntaxError, without a traceback's first line
+# the place of a SyntaxError, without a traceback's first line
+HEADLESS = re.compile(r'^ +File "[^"]+", line \d+$')
 LIBRARY = re.compile(  # of any layout, with "/" on Windows too
     r"site-packages|dist-packages|/lib/python\d|^<|\.px[id]$|\.pyx$|/bin/[^/.]+$|"
     r"^[A-Za-z]:/.*/(?:[Ll]ib|[Ss]cripts)/"
 )
 BOX = re.compile(r"^([│╭╰])(.*?)[│╮╯]?\s*$")  # Rich draws one around a traceback
 BOXED_PLACE = re.compile(r" {0,9}(\S{1,300}):(\d+) in (\S+)")
-CELL = re.compile(
-    r"^(?:File (\S{1,300}):(\d+), in ([^\s(]+).*|(Cell In ?\[\d+\]), line (\d+))"
-)  # IPython's places
+# IPython's places
+CELL = re.compile(r"^(?:File (\S{1,300}):(\d+), in ([^\s(]+).*|(Cell In ?\[\d+\]), line (\d+))")
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/(?!web|server)")  # a client
 RAISED = re.compile(
     r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"

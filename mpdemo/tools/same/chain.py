@@ -181,9 +181,8 @@ def mean(one, many, k, compared):
     arrived = {name for of_rank in own for name in of_rank}
     count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)
     alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
-    if (
-        not count or left > tolerance(one) and not compared
-    ):  # one process adds something to its gradient, too
+    # with a rest, one process adds something to its gradient, too
+    if not count or left > tolerance(one) and not compared:
         return None
     if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
         what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
