@@ -38,10 +38,15 @@ def fresh_copy(folder) -> Path:
     return folder
 
 
+def python_path(*folders) -> str:
+    """Return a PYTHONPATH with these folders before those of this run."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def environment(folder, **more) -> dict:
     """Return the environment for a child that works in the copy at `folder`: its package, its own Jupyter folders."""
     private = {
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": python_path(folder),
         "IPYTHONDIR": f"{folder}/.ipython",
         "JUPYTER_CONFIG_DIR": f"{folder}/.jupyter/config",
         "JUPYTER_DATA_DIR": f"{folder}/.jupyter/data",

@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from project import environment
+from project import environment, python_path
 
 from mpdemo.paths import root
 
@@ -37,7 +37,7 @@ def test_what_a_test_has_started_ends_with_the_run(workers, tmp_path):
         str(tmp_path),
         "test_waits.py",
     ]
-    env = environment(root()) | {"PYTHONPATH": f"{root()}:{root()}/tests"}
+    env = environment(root()) | {"PYTHONPATH": python_path(root(), root() / "tests")}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as run:
         deadline = time.monotonic() + 60
         while not (tmp_path / "child").exists() and time.monotonic() < deadline:

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from project import python_path
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
@@ -44,7 +45,9 @@ def test_failures_that_are_caused_here_are_known_and_quoted_as_they_are(run_once
     """The messages of the PyTorch that is installed, from a program that causes many failures."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    done = run_once("tests/programs/known_failures.py", tmp_path, timeout=240, PYTHONPATH=str(root()))
+    done = run_once(
+        "tests/programs/known_failures.py", tmp_path, timeout=240, PYTHONPATH=python_path(root())
+    )
     said, page = done.stdout + done.stderr, (root() / "notebooks/scripts/nine_steps.md").read_text()
     findings = explain.find(said)
     assert "did not fail" not in said and len(findings) >= 15, said

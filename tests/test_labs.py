@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from project import python_path
 
 from mpdemo.errors import UserError
 from mpdemo.labs import first_job
@@ -26,7 +27,7 @@ class Missing:
 def output(folder, *words):
     """What ``python WORDS`` prints in a folder."""
     environ = {name: value for name, value in os.environ.items() if name != "MPDEMO_ROOT"} | {
-        "PYTHONPATH": str(root())
+        "PYTHONPATH": python_path(root())
     }
     run = {
         "cwd": folder,

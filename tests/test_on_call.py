@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from project import python_path
 
 from mpdemo.errors import UserError
 from mpdemo.labs.on_call import case as cases
@@ -290,7 +291,7 @@ def test_a_real_incident_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_a_job_whose_notebook_is_gone_ends(tmp_path):
     """The recording process is ended in the middle, as an interrupted cell ends it."""
-    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(root())}
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": python_path(root())}
     words = [sys.executable, "-m", "mpdemo.labs.on_call.record"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
     process.stdin.write(b'{"number": 1}')

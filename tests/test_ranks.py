@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
-from project import environment
+from project import environment, python_path
 
 from mpdemo.errors import COLUMNS, UserError
 from mpdemo.notebook.ranks import check_login_node, start_ranks
@@ -39,7 +39,7 @@ class Kernel:
     """A kernel whose files all lie in a folder; `run` executes a cell and returns what it prints, then its error."""
 
     def __init__(self, folder):
-        more = {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
+        more = {"PYTHONPATH": python_path(root()), "TMPDIR": str(folder), MARK: str(folder)}
         self.manager, self.client = start_new_kernel(env=environment(folder, **more))
         self.pid = self.manager.provisioner.pid
 

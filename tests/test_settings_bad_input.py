@@ -8,6 +8,7 @@ import time
 
 import pytest
 from jpegs import make_jpeg_folder
+from project import python_path
 
 from mpdemo.errors import UserError
 from mpdemo.options import LineParser, add_options, options_from
@@ -164,7 +165,7 @@ def ended(tmp_path_factory, run_once):
             cases.append({"words": words, "environment": environment})
         (tmp / "cases").write_text(json.dumps(cases))
         done = run_once(
-            "tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=str(root())
+            "tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=python_path(root())
         )
     assert done.returncode == 0, done.stderr
     return here, json.loads((tmp / "cases.results").read_text())

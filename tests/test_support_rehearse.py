@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from project import python_path
 from worker_jobs import started, until
 
 from mpdemo import paths
@@ -39,7 +40,7 @@ def add_job(project, name, code, **changes):
 @pytest.fixture
 def rehearse(cluster, project, run_mpdemo):
     """Rehearse the course of a project that a test changes, on a real Slurm."""
-    environment = {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
+    environment = {"MPDEMO_ROOT": str(project), "PYTHONPATH": python_path(paths.source())}
     return functools.partial(run_mpdemo, "rehearse", timeout=200, **environment)
 
 

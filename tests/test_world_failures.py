@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from project import python_path
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -33,7 +34,7 @@ def steps_done(out) -> int:
 @contextmanager
 def running(words, out):
     """Start a program of which only stderr is kept; what one that is killed cannot remove stays beside its folder."""
-    environment = {**os.environ, "PYTHONPATH": str(root()), "TMPDIR": str(out.parent)}
+    environment = {**os.environ, "PYTHONPATH": python_path(root()), "TMPDIR": str(out.parent)}
     command = [sys.executable, *words, "--out", str(out)]
     child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
     try:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+from project import python_path
 
 from mpdemo import paths
 from mpdemo.jobs import Job, JobSpec
@@ -39,7 +40,7 @@ def options(text):
 def started(*words):
     """Start ``python -m mpdemo`` for the test's project, as in a terminal."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"PYTHONPATH": str(paths.source()), "MPDEMO_ROOT": str(paths.root())}
+    environment = os.environ | {"PYTHONPATH": python_path(paths.source()), "MPDEMO_ROOT": str(paths.root())}
     # a shell's background jobs ignore Ctrl-C
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [sys.executable, "-m", "mpdemo", *map(str, words)]

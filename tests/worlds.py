@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+from project import python_path
+
 from mpdemo.paths import root
 from mpdemo.world import supervisor, warm
 
@@ -43,8 +45,7 @@ def call(folder, environment, function, arguments):
 
 def run_worlds(folder, worlds) -> str:
     """Run ``[processes, program, argument, ...]``, each a world, in 800 s for all of them; return what they print."""
-    paths = [str(root()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = forked(folder, start_all, worlds, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
+    done = forked(folder, start_all, worlds, PYTHONPATH=python_path(root()), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
