@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -89,18 +88,20 @@ def test_a_preempted_job_says_so(slurm_programs, project, monkeypatch):
 def test_localhost_is_another_machine_on_each_node(cluster):
     """With one shared network, MASTER_ADDR=localhost on two nodes passes wrongly."""
     assert cluster.network == isolation.choose()
-    listen = "import socket,time; s=socket.socket(); s.bind(('', 23456)); s.listen(); time.sleep(3)"
+    listen = "import socket,time; s=socket.socket(); s.bind(('', 23456)); s.listen()"
+    listen += "; print('listens', flush=True); time.sleep(60)"
     call = "import socket; s=socket.socket(); s.settimeout(1); print('answer', s.connect_ex(('{}', 23456)))"
     command = ["srun", "-w", "node1", "python3", "-c", listen]
-    server = subprocess.Popen(command, env=os.environ | cluster.environ)
-    time.sleep(1)
+    server = subprocess.Popen(command, env=os.environ | cluster.environ, stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "listens\n"
     if cluster.network != "none":
         assert "answer 0" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("node1"))
     refused = 111 if cluster.network == "namespaces" else 0
     assert f"answer {refused}" in slurm(
         cluster, "srun", "-w", "node2", "python3", "-c", call.format("localhost")
     )
-    server.wait(20)
+    server.terminate()
+    server.wait(30)
 
 
 def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo):

@@ -128,6 +128,6 @@ def test_importing_mpdemo_loads_no_other_module_of_it():
     code = "import sys, mpdemo; print(*[name for name in sys.modules if name.startswith(('mpdemo.', 'torch'))])"
     code += "; mpdemo.predict.simulate; assert 'torch' not in sys.modules; mpdemo.nothing"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-E", "-c", code], cwd=root(), capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "\n" and "module 'mpdemo' has no attribute 'nothing'" in done.stderr, done.stderr
