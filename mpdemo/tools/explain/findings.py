@@ -207,7 +207,11 @@ def _last_words(log, seen) -> list:
     said = next(
         (line for line in lines if looks.PLAIN.search(line[1])), lines[-1] if lines and not errors else None
     )
-    return [Seen([said[0]], said[1], "words", UNKNOWN["words"])] if said else []
+    if not said:
+        return []
+    words = Seen([said[0]], said[1], "words", message=[line for line in lines if line[0] > said[0]])
+    words.known = replace(unknown(words), kind="unknown")
+    return [words]
 
 
 def _findings(log, seen):

@@ -24,6 +24,11 @@ KINDS = (
     "consequence",
 )
 BLAMED = KINDS[:4]
+# what ended a process, as launchers spell it: exitcode: -9, exit status 137, signal 9
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+SIGNAL = re.compile(
+    r"signal[\s:=]{1,4}(\d\d?)\b|(?:code|status|exited with)[\s:=]{1,4}(?:-(\d\d?)|(1[34]\d))\b", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,9 @@ def known_in(line, by="", place="") -> Known | None:
 
     `place` is where it was raised, if a traceback says it.
     """
+    spelled = SIGNAL.search(line)
+    name = SIGNALS.get(int(spelled[spelled.lastindex]) % 128) if spelled else ""
+    line += f" ({name})" if name else ""
     fitting = (
         known
         for piece, known in _pieces()

@@ -54,6 +54,8 @@ IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.e
 ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 DIRECT = "The above exception was the direct cause"  # it was raised from another one
+# of the line that raised, where several are shown
+MARKED = re.compile(r"\s*(?:❱|-+>) *\d+ +")
 CHAIN = re.compile(f"During handling of the above exception|{DIRECT}")
 
 BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line
@@ -67,8 +69,10 @@ REFERS = re.compile(
     r"(?:statements?|errors?|messages?|see|reported|printed|shown|listed)(?: as)? above",
     re.I,
 )
-# of an exception that a library caught by itself
-SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")
+# of an exception that a library caught by itself, to say it in its own words
+SAYS_LITTLE = re.compile(
+    r"(?:KeyError: .*|ValueError: (?:invalid literal|could not convert) .*|[\w.]+:?\s*)$"
+)
 EXCEPTION = re.compile(
     r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*(?:\w+Error|\w*Exception|\w+Interrupt)(?::|$)"
 )
@@ -77,17 +81,18 @@ NEVER = re.compile(
 )  # or C++'s frames
 HARMLESS = re.compile(
     r"^(?:wandb: |(?:mlflow|\[?INFO|\[?DEBUG)\b)|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
-    r"alling back|[Ii]gnor|ing this combination|^\+ |"
+    r"alling back|\bgoing to \S+ instead|not a git repository|[Ii]gnor|ing this combination|^\+ |"
     rf"{ASIDE}"
 )
 ERROR = re.compile(
-    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror(?!: \d*\.\d)|[Ff]atal)(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
-    r"\b[Ee]rror (?:response|at \S+:\d)|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]|"
+    r"(?:^|[\s\[|:])(?:ERROR|CRITICAL|[Ee]rror(?!: \d*\.\d))(?:\]|:| -)|\|\w*ERROR\||\bAbort\(-?[1-9]|"
+    r"\b[Ee]rror (?:response|at \S+:\d)|\blevel=error\b|\*\*\* SIG[A-Z]|\bSignal: [A-Z]|exited on signal [1-9]|"
     r"^\[E(?:\d{3,4} \S+ \d+)? [\w.]+:\d+\] "
 )
 # of a library, after which the process ends
 FATAL = re.compile(
-    r"^(?:: )?\[?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] |(?:^|[\s\[|:])(?:FATAL|[Ff]atal)(?:\]|:| -)|^panic: |\bpanicked at "
+    r"^(?:: )?\[?F(?:\d{3,4} \S+ +\d+)? \S+:\d+\] |(?:^|[\s\[|:])(?:FATAL|[Ff]atal)(?:\]|:| -)|^panic: |\bpanicked at |"
+    r"\blevel=(?:fatal|panic)\b"
 )
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: |line \d+: )|^setup line failed|exitcode|Killed|core dumped|Aborted|Abort\(|"
@@ -111,7 +116,7 @@ LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
 EXITED = re.compile(
     r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
     r"exited with non-zero|\bended with [1-9]|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|"
-    r"^\s*Status: +Failed"
+    r"^\s*Status: +Failed|HYDRA_FULL_ERROR"
 )
 
 BAR = re.compile(r"\d%\|.{0,200}?(\d{1,12}/\d{1,12})")  # of progress, and its count
@@ -142,6 +147,7 @@ NOT_DONE = re.compile(
 NEW = [  # no part of an exception's message: a rule, a logger's or a tool's line, the shell's, a bar, ...
     re.compile(
         rf"^(?:{GLOG.pattern})|^[-=*]{{9}}|^(?:mpdemo|wandb|mlflow|clearml|neptune)\b|^\+ |\d%\||^\(\w+\) \S+@|"
+        r"^(?:rm|cp|mv|ln|ls|cat|mkdir|tar|rsync|scp|ssh|chmod|df|du|make|bash|sh|kill|git|conda|docker)(?:\[\d+\])?: |"
         r"^[^a-z]{0,40}\b(?:DEBUG|INFO|WARN|WARNING)\b"
     ),
     *(HARD, STEP, ENDED, EXCEPTION, WARNS, IGNORED, THREAD),
@@ -169,7 +175,7 @@ def looks_like(text) -> str:
     if HARMLESS.search(text):
         return ""
     if HARD.search(text):
-        return "fault" if ERROR.search(text) else "hard"
+        return "fault" if ERROR.search(text) or FATAL.search(text) else "hard"
     if FATAL.search(text):
         return "fault"
     if EXITED.search(text):

@@ -58,7 +58,7 @@ class Trace:
     def frame(self, match):
         """Note a frame, the match of `FILE`."""
         file = match[1].replace("\\", "/")
-        own = not LIBRARY.search(file)
+        own, self.code = not LIBRARY.search(file), ""
         self.inner = [*self.inner[-2:], f"{file}, in {match[3]}"]
         self.indent = match.start(1) - len('File "')
         if own or not self.own:
@@ -236,7 +236,9 @@ class Log:
                 trace.outer.wraps = True
             self.seen += [] if trace.ignored else [seen]
         else:
-            trace.code = text.strip() if text.strip(" ~^") else trace.code
+            marked = looks.MARKED.match(text)
+            if marked or not trace.code:
+                trace.code = text[marked.end() if marked else 0 :].strip()
             return text[:1].isspace() or text[:1] in "|+"
         return True
 

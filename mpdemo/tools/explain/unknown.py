@@ -4,10 +4,14 @@ Nothing is guessed here: the message's own advice is quoted, the two things that
 that raised it.
 """
 
+import ast
 import re
+import warnings
+from contextlib import suppress
 from dataclasses import replace
 
-from mpdemo.tools.explain.known import Known
+from mpdemo.tools.explain.known import UNKNOWN, Known
+from mpdemo.tools.explain.looks import LIBRARY
 
 OTHERS = 2000  # lines in which other ranks are looked for
 MESSAGE = 4000  # characters of a message that are looked at
@@ -15,6 +19,8 @@ LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
     r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
     r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
+    r"[Ee]xpects\b(?!:)|(?:[Vv]alid|[Aa]llowed|[Ss]upported|[Aa]vailable|[Pp]ossible) (?:[\w-]+ ){0,3}(?:are|is)\b|"
+    r"[Cc]hoose|[Mm]ust be (?:one|either)\b|"
     r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|(?:may|might) be (?!async|incorr)|likely|probably|"
     r"[Tt]o \w+ [^.;]{0,200},? (?:use|set|run|pass|add) )|"
     r"(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
@@ -26,6 +32,7 @@ A, B = (
     rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]{{0,99}}\)|\[[^\[\]]{{0,99}}\]|[.:]\d){{1,200}}?)"
     for name in "ab"
 )
+BARE = "specified|set|provided|given|configured"
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = (
     "less|greater|smaller|larger|lower|higher|more|fewer|different",
@@ -39,15 +46,20 @@ AGREE = [  # two things of a message, and what must hold between them
      "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|(?:be )?equal(?: to)?|agree with|fit) {B}{END}", "{} and {} must agree"),
+    (rf"{BEGIN}{A} (?P<b>(?:must|should|has to|needs to) (?:not )?be (?!{BARE}\b).{{1,200}}?){END}", "{} {}"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
-    (rf"{BEGIN}{A} exceeds? {B}{END}", "{} must not exceed {}"),
+    (rf"{BEGIN}{A} exceed(?:s|ed)? {B}{END}", "{} must not exceed {}"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
+    (rf"{BEGIN}{A} (?:do(?:es)?(?: not|n't)|cannot|can't) (?:support|handle|work with|be used (?:with|in|on)) {B}{END}",
+     "{} can't be used with {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (rf"{BEGIN}{A} (?:(?:must be|needs to be|has to be|should be|is not|was not|are not|not) "
-     rf"(?:specified|set|provided|given|configured)|(?:is|are) required)(?P<b>){END}",
+     rf"(?:{BARE})|(?:is|are) required)(?P<b>){END}",
      "{} is not given, in the configuration or on the command line"),
     (r"^KeyError: (?P<a>.{1,60})(?P<b>)(?=\n|$)", "there is no entry {} in {}"),
     (r"\b[Kk]ey (?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
+     "there is no entry {} in {}"),
+    (r"(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:(?:is|was) )?not (?:found )?in:? (?:\[|\{|\w+\())",
      "there is no entry {} in {}"),
     (r"'NoneType' object has no attribute (?P<a>['\"]\w{1,60}['\"])(?P<b>)",
      "a value is None where one with {} is needed: what should have made it found nothing, or was left out"),
@@ -56,9 +68,15 @@ AGREE = [  # two things of a message, and what must hold between them
      "{} has no {}: misspelt, never set, or of another version of the library"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
+REFUSAL = re.compile(
+    r"[\w.]*(?:Assertion|Value|Type|NotImplemented|[Cc]onfig(?:uration)?)(?:Error|Exception)\b"
+)
+LAUNCHER = re.compile(
+    r"torch/distributed/(?:run|launch|elastic)\b|deepspeed/launcher|accelerate/commands|/bin/\w+run\b"
+)
 NOT_THERE = re.compile(  # a file
     r"\b(?:no|can(?:not|'t) \w+|could(?: not|n't) \w+|unable to \w+|failed to \w+) (?:\S{1,99} ){0,6}?"
-    r"(?:files?|director(?:y|ies)|folders?|paths?|checkpoints?|images|samples)\b|"
+    r"(?:files?|director(?:y|ies)|folders?|paths?|checkpoints?|images)\b|"
     r"(?:/\S{1,200}|\b(?:file|directory|folder|path|checkpoint)\b.{0,200}?) "
     r"(?:do(?:es)?(?: not|n't) (?:exist|(?:appear to )?(?:have|contain) \w+ file)|"
     r"(?:(?:is|are|was|were) )?(?:not found|missing)\b)|not a (?:file|directory)\b",
@@ -83,6 +101,8 @@ def library_of(places) -> str:
     names = []
     for place in reversed(places):
         _, *path = re.split(r"(?:site|dist)-packages/(?:[^/]+\.egg/)?", place.rpartition(", in ")[0])
+        if not path and not names and LIBRARY.search(place.rpartition(", in ")[0]):
+            continue  # of Python's own, which a library has called
         if not path or names and path[-1].split("/")[0] != names[0].split(".")[0]:
             break
         parts = path[-1].removesuffix(".py").split("/")
@@ -95,44 +115,78 @@ def unknown(seen) -> Known:
     text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)[:MESSAGE]
     library = library_of(seen.trace.inner) if seen.trace else ""
     plain = "an error" if seen.trace and not seen.trace.own else "an error in the program"
-    plain = plain if seen.says == "exception" else "a line that looks like an error"
-    what, do = f"an error that {library} raised" if library else plain, ""
-    for expression, relation in AGREE:
-        if match := re.search(expression, text):
-            a, b = match["a"].strip(), match["b"].strip() or _holder(seen)
-            what += f": {relation.format(a, b)}"
-            if "multiple" in relation and PROCESSES.search(text):
-                do = "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with "
-                do += "the one that the settings ask for, such as the parallel sizes"
-            if "multiple" in relation and (size := SIZE.search(a)) and int(size[0]) > 1:
-                fit = ", ".join(str(n) for n in range(1, 100) if int(size[0]) % n == 0)
-                what += f"; {size[0]} is a multiple of {fit}"
-            what += LAST_BATCH if a != b and FIRST_SIZE.sub("", a) == FIRST_SIZE.sub("", b) else ""
-            break
+    says = {"exception": plain, "words": UNKNOWN["words"].what}
+    what = says.get(seen.says, "a line that looks like an error")
+    what = f"an error that {library} raised" if library else what
+    demand = _demand(seen, text)
+    what += f": {demand}" if demand else ""
     if absent := ABSENT.search(text):
         numbers = ", ".join(re.findall(r"\d+(?=[,\s]|$)", absent[2]))
         what += f"; missing: {absent[1]} {numbers}"
     if said := advice(text):
-        return Known((), what, f"the message says: {said}")
-    if do or NOT_THERE.search(text):
-        path = "check this path and its spelling, as the job sees it: from the folder in which it runs, on its node"
-        return Known((), what, do or path)
-    if LATE.search(text):
+        do = f"the message says: {said}"
+    elif "multiple" in demand and PROCESSES.search(text):
+        do = "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with "
+        do += "the one that the settings ask for, such as the parallel sizes"
+    elif NOT_THERE.search(text):
+        do = "check this path and its spelling, as the job sees it: from the folder in which it runs, on its node"
+    elif LATE.search(text):
         do = "find what it waited for: another rank (see its own last lines), the disk or the network; "
-        return Known((), what, do + "a longer timeout helps only if that is slow")
+        do += "a longer timeout helps only if that is slow"
+    else:
+        do = _place(seen, library)
+    return Known((), what, do)
+
+
+def _demand(seen, text) -> str:
+    """Return what must hold between the things that a message names, or what a line of code asserts; "" if unsaid."""
+    found = ((re.search(expression, text), relation) for expression, relation in AGREE)
+    match, relation = next((pair for pair in found if pair[0]), (None, ""))
+    if not match:
+        condition = _asserted(seen.trace.code) if seen.trace else ""
+        return f"{condition} must hold" if condition else ""
+    a, b = match["a"].strip(), match["b"].strip() or _holder(seen)
+    demand = relation.format(a, b)
+    if "multiple" in relation and (size := SIZE.search(a)) and int(size[0]) > 1:
+        fit = ", ".join(str(n) for n in range(1, 100) if int(size[0]) % n == 0)
+        demand += f"; {size[0]} is a multiple of {fit}"
+    return demand + (LAST_BATCH if a != b and FIRST_SIZE.sub("", a) == FIRST_SIZE.sub("", b) else "")
+
+
+def _place(seen, library) -> str:
+    """Return what to do about an exception of which only its place is known: whose code it is."""
     if not seen.trace:
-        return Known((), what, "search for the message's words; read the lines around it")
-    if library and seen.trace.own:
-        do = f"look at this place in your own program, and at what it hands to {library}; "
-        do += "search for the message's words"
-        return Known((), what, do)
+        return "search for the message's words; read the lines around it"
+    refused = REFUSAL.match(seen.text) and seen.trace.code.startswith(("raise", "assert"))
+    if LAUNCHER.search(" ".join(seen.trace.inner)) and not seen.trace.own:
+        do = "the launcher failed before your program began: look at the options that it was given, such as the "
+        return do + "number of processes, and the address and port of rank 0"
     if not seen.trace.own:
-        return Known(
-            (), what, "no line of your program stands in the traceback; search for the message's words"
+        return "no line of your program stands in the traceback; search for the message's words"
+    if library and refused:
+        do = (
+            f"{library} checks what it was given, and refuses it: change the setting or the input that the "
         )
-    return Known(
-        (), what, "look at this place: the program itself raised the error, and the lines above it say when"
-    )
+        return do + "message names; this place in your own program hands it over"
+    if library:
+        do = f"look at this place in your own program, and at what it hands to {library}; "
+        return do + "search for the message's words"
+    if refused:
+        do = "look at this place: it checks a setting or an input, and refuses it; "
+        return do + "change what it names, not the check"
+    return "look at this place: the program itself raised the error, and the lines above it say when"
+
+
+def _asserted(code) -> str:
+    """Return what a line of code asserts, if it does."""
+    with (
+        warnings.catch_warnings(action="ignore"),
+        suppress(SyntaxError, ValueError, RecursionError, MemoryError),
+    ):
+        (statement,) = ast.parse(code.rstrip("\\ ,(")).body
+        if isinstance(statement, ast.Assert) and not isinstance(statement.test, ast.Constant):
+            return ast.unparse(statement.test)[:LONGEST]
+    return ""
 
 
 def _holder(seen) -> str:
