@@ -219,7 +219,8 @@ def test_the_order_of_evidence():
         ("torch.OutOfMemoryError: x", "OutOfMemoryError"),
         ("MemoryError", "MemoryError"),
         ("pkg.MyMemoryErrorHandler: x", ""),
-        ("exits with return code = 137", "exits with return code = ..."),
+        ("exits with return code = 1", "exits with return code = ..."),
+        ("exits with return code = 137", "(SIGKILL)"),
         ("Process 4 got signal: 15", "got signal: 15"),
     ],
 )

@@ -55,7 +55,7 @@ ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved
 THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 DIRECT = "The above exception was the direct cause"  # it was raised from another one
 # of the line that raised, where several are shown
-MARKED = re.compile(r"\s*(?:❱|-+>) *\d+ +")
+MARKED = re.compile(r"^\s{0,99}(?:❱|-{1,9}>) {0,9}\d{1,9} ")
 CHAIN = re.compile(f"During handling of the above exception|{DIRECT}")
 
 BARE = re.compile(r"^[\w.]+:$")  # an exception whose text begins in the next line

@@ -75,7 +75,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.{1,200}?) and (?P<b>.{1,200}?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 REFUSAL = re.compile(
-    r"[\w.]*(?:Assertion|Value|Type|NotImplemented|[Cc]onfig(?:uration)?)(?:Error|Exception)\b"
+    r"^[\w.]{0,200}?(?:Assertion|Value|Type|NotImplemented|[Cc]onfig(?:uration)?)(?:Error|Exception)\b"
 )
 LAUNCHER = re.compile(
     r"torch/distributed/(?:run|launch|elastic)\b|deepspeed/launcher|accelerate/commands|/bin/\w+run\b"
