@@ -221,12 +221,18 @@ def _findings(log, seen):
         key = s.known.seen if s.known.seen else re.sub(r"\d", "", s.text)
         rows.setdefault(key, []).append(s)
     for some in rows.values():
+        some.sort(key=lambda s: s.known.kind == "consequence")  # a wrapper behind what it wraps
         first, kind = some[0], min((s.known.kind for s in some), key=KINDS.index)
         count = sum(len(s.numbers) for s in some)
         place = next((s.trace.place for s in some if s.trace and s.label == first.label), "")
         line = f"{first.label} {first.text}".strip()
         yield Finding(
-            replace(with_ranks(log, some), kind=kind), first.numbers[0] + 1, line, count, place, first.label
+            replace(with_ranks(log, some), kind=kind),
+            first.numbers[0] + 1,
+            line,
+            count,
+            place,
+            first.label,
         )
 
 

@@ -198,6 +198,7 @@ class Log:
                 self.open[label].outer = outer
             if TRACEBACK in part:
                 self._begin(number, label)
+                self.open[label].outer = outer if part.startswith("Original ") else None
             elif not (self._in_message(number, label, part) or self._in_traceback(number, label, part)):
                 kind = self._alone(number, label, part, kind)
         return kind
