@@ -205,11 +205,15 @@ def sent(collective, ranks) -> float:
 
 
 def report(rows):
-    """Print a line for each mesh: how far it is from one device, and the kB that rank 0 sends in a step."""
+    """Print how far each mesh is from one device, and the kB that rank 0 sends in a step, or why it was refused."""
+    print(f"{'mesh':18} {'loss':7}{'norm':7}{'gradient':10}a rank sends in a step")
     for name, row in rows.items():
-        apart = f"{max(row['apart'].values()):.0e}"
+        if "refused" in row:
+            print(f"{name:18} refused: {row['refused']}")
+            continue
+        apart = [f"{row['apart'][what]:.0e}" for what in ("loss", "norm", "gradient")]
         sizes = ", ".join(f"{dimension} {size / 1e3:,.0f} kB" for dimension, size in row["bytes"].items())
-        print(f"{name:18} at most {apart} apart; a rank sends {sizes}")
+        print(f"{name:18} {apart[0]:7}{apart[1]:7}{apart[2]:10}{sizes}")
 
 
 def trained(train_gpt, world) -> dict:

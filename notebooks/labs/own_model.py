@@ -1,14 +1,13 @@
 """A model of yours in train_gpt.py: a folder with the scripts, in which a notebook edits, loads and trains.
 
     begin()                                 the scripts and a stranger's model, in runs/45_own
-    edit("gpt.py", (old, new), ...)         replace texts, and show the lines that changed
+    edit("gpt.py", diff)                    take out its lines with -, and put in those with +
     load("gpt.py")                          the file as a module
-    train("--tp 2", processes=2)            a short run in a job: its losses, or the line that it ends with
+    train("--tp 2", processes=2)            a short run in a job: its losses and norms, or the line that it ends with
 
 Taught in notebooks/45_one_mesh.ipynb.
 """
 
-import difflib
 import re
 import runpy
 import shutil
@@ -18,7 +17,6 @@ from unittest.mock import patch
 
 from mpdemo import paths
 from mpdemo.labs.losses import losses_in, trained
-from mpdemo.notebook.show import Bundle
 
 FOLDER = "runs/45_own"
 FLAGS = "--no-bf16 --no-compile --no-recompute"
@@ -36,17 +34,18 @@ def begin(model: str = "poet.py") -> None:
     print(*sorted(path.name for path in folder.iterdir()))
 
 
-def edit(name: str, *pairs: tuple[str, str]) -> Bundle:
-    """Replace texts in a file, each of which must be there, and display the lines that changed."""
+def edit(name: str, diff: str) -> None:
+    """Take out a file's lines with -, and put those with + in their place, or behind a line with a space."""
     path = paths.root() / FOLDER / name
-    before = text = path.read_text()
-    for old, new in pairs:
-        assert old in text, f"not in {name}: {old!r}"
-        text = text.replace(old, new)
-    path.write_text(text)
-    lines = difflib.unified_diff(before.splitlines(), text.splitlines(), n=0, lineterm="")
-    shown = "\n".join(line for line in list(lines)[2:] if not line.startswith("@@"))
-    return Bundle(shown, markdown=f"```diff\n{shown}\n```")
+    text = "\n" + path.read_text()
+    for there, added in re.findall(r"((?:^[- ].*\n)+)((?:^\+.*\n)*)", diff, re.M):
+        old = "\n" + re.sub(r"^.", "", there, flags=re.M)
+        assert text.count(old) == 1, f"{text.count(old)} times in {name}: {old!r}"
+        new = "".join(f"{line[1:]}\n" for line in (there + added).splitlines() if line[0] != "-")
+        text = text.replace(old, "\n" + new)
+    path.write_text(text[1:])
+    out, added = (sum(line[:1] == sign for line in diff.splitlines()) for sign in "-+")
+    print(f"{name}: lines out {out}, in {added}")
 
 
 def load(name: str) -> SimpleNamespace:
@@ -56,12 +55,13 @@ def load(name: str) -> SimpleNamespace:
         return SimpleNamespace(**runpy.run_path(str(folder / name)))
 
 
-def train(flags: str = "", processes: int = 1) -> list[float]:
-    """Train 20 steps anew; print and return the losses of steps 10 and 20, or print how it ended."""
+def train(flags: str = "", processes: int = 1) -> tuple[list[float], list[float]]:
+    """Train 20 steps anew; print and return losses and gradient norms of steps 10 and 20, or print how it ended."""
     name = "45_" + (re.sub(r"\W+", "", flags) or "one")
     shutil.rmtree(paths.root() / FOLDER / "try", ignore_errors=True)  # a checkpoint, which it would resume
     command = f"{FOLDER}/train_gpt.py --steps 20 {FLAGS} {flags} --checkpoint {FOLDER}/try/run"
     said = trained(command, processes, name, fails=True)
-    losses = losses_in(said)
-    print(f"{flags or 'one process'}: {losses or END.findall(said)[0]}")
-    return losses
+    losses, norms = losses_in(said), [float(norm) for norm in re.findall(r", gradient ([\d.]+)", said)]
+    found = f"losses {losses}, gradient norms {norms}" if losses else END.findall(said)[0]
+    print(f"{flags or 'one process'}: {found}")
+    return losses, norms
