@@ -259,6 +259,7 @@ OFTEN = "import job\njob.LOOK = job.SAVE_STEPS = 2\n"
 LOADS = '        {0}.load_state_dict(state["{1}"])\n'
 CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.functional.dropout({RELU}, 0.1)")
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
+LOADED_AT = (SCRIPTS / "plain.py").read_text().partition(LOAD)[0].count("\n") + 2  # and the line below it
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
 ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
 SAVE_EPOCH, SAVE_STOPPED = "schedule, epoch + 1, 0)", "schedule, epoch, k)"
@@ -284,6 +285,12 @@ RESUMES = {
     "scheduler not restored": ("", "plain.py", LOADS.format("schedule", "schedule"), ""),
     "weights not restored": ("", "plain.py", LOADS.format("model.module", "model"), ""),
     "random state not restored": ("", "plain.py", *CHANCE),
+    "fails on resume": (
+        f"AssertionError: gone', where='train.py:{LOADED_AT}'",
+        "plain.py",
+        LOAD,
+        LOAD + "\n        assert False, 'gone'",
+    ),
     "does not resume": ("", "plain.py", 'if os.path.exists("last.pt")', "if False"),
     "no checkpoint": ("", "plain.py", "if dist.get_rank() == 0", "if False"),
     "order restarts of a second resume": ("in the second resume after SIGKILL", "plain.py", *FROM_RESUME),
@@ -406,6 +413,7 @@ def test_a_right_script_is_the_same_training(judge, name):
 
 
 LINES = {  # the line that is named
+    "fails with several": "assert world == 1",
     "collectives differ": "dist.all_reduce(torch.zeros(5))",
     "no sampler": "loader = DataLoader",
 }
@@ -823,9 +831,27 @@ def test_the_weights_by_which_gradients_make_another_one_are_found():
     assert fit({"x": a["x"]}, [{}, a]) == ([], 1.0)  # a rank without a gradient
 
 
+WORKER = """from torch.utils.data import DataLoader, Dataset
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, k):
+        raise KeyError("label")
+
+
+next(iter(DataLoader(Data(), num_workers=1)))
+"""
+LOADED = "import torch\ntorch.nn.Linear(2, 2).load_state_dict(torch.nn.Linear(3, 2).state_dict())"
 REFUSED = {  # script: what the line says
-    "raise ValueError('my own')": "fails with 1 process: ValueError: my own",
-    "import sys; sys.exit('bye')": "fails with 1 process: bye",
+    "raise ValueError('my own')": r"fails with 1 process \(train.py:1\): ValueError: my own$",
+    "import sys\nsys.exit('bye')": r"fails with 1 process \(train.py:2\): bye$",
+    "import os\nx = ": r"fails with 1 process \(train.py:2\): SyntaxError: invalid syntax$",
+    "import of_nobody": r"\(train.py:1\): ModuleNotFoundError: No module named 'of_nobody'$",
+    WORKER: r"\(train.py:9\): KeyError: 'label'$",
+    LOADED: r"\(train.py:2\): RuntimeError: Error\(s\) in loading .* weight: copying a param with shape",
     "print('nothing')": "no optimizer step seen",
     "import time; time.sleep(99)": "no optimizer step seen within 2 s",
     "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)": "starts its own processes",
@@ -922,6 +948,23 @@ def test_a_gradient_is_cut_off_if_it_is_zero_in_all_steps_of_all_ranks(one, seve
         return SimpleNamespace(steps=rows, sums=[{"gradients": row} for row in rows])
 
     assert inside.cut_off(world(one), world(several)) == ["b"] * is_cut
+
+
+def words(text) -> list:
+    """Return the words of a text, with the first three digits of its numbers."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.3g}", text).split()
+
+
+def test_the_page_shows_a_script_and_what_is_printed_of_it(shared, capsys):
+    page = (SCRIPTS.parents[1] / "mpdemo" / "tools" / "same" / "README.md").read_text()
+    script = re.search(r"(?s)```python\n(import torch\n.*?)```", page)[1]
+    printed = re.search(r"(?s)\$ mpdemo same -- train.py\n(.*?)```", page)[1]
+    number, line = re.search(r"Line (\d+) is `(.*?)`", page).groups()
+    Path("train.py").write_text(script)
+    assert command.main(parsed("train.py")) == 1 and words(capsys.readouterr().out) == words(printed)
+    assert script.splitlines()[int(number) - 1].strip() == line and f"Line: train.py:{number}\n" in printed
+    Path("train.py").write_text(script.replace("model.module(x)", "model(x)"))
+    assert command.main(parsed("train.py")) == 0 and "2 processes: same" in capsys.readouterr().out
 
 
 def test_each_finding_has_a_code_of_its_own_and_its_section_in_a_notebook():

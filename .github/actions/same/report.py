@@ -59,7 +59,8 @@ def main(file, script):
                     f"{row['what']}\n{row['remedy']}",
                 )
         if world["verdict"] == "unsure":
-            note("error", script, world["said"], "\n".join(world["notes"]))
+            title = f"{world['processes']} processes: unsure"
+            note("error", script, title, "\n".join(world["notes"]))
     with open(os.environ["GITHUB_STEP_SUMMARY"], "a") as summary:
         print(*table(record), sep="\n", file=summary)
 

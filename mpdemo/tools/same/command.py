@@ -14,7 +14,7 @@ from mpdemo import __version__, foreign
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.options import count
 from mpdemo.tools.same import resume
-from mpdemo.tools.same.finding import BY_NATURE, VERDICTS
+from mpdemo.tools.same.finding import BY_NATURE, TABLE, VERDICTS
 from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.terminal import coloured, wrapped
@@ -148,12 +148,15 @@ def show(verdict):
 
 
 def told(verdict) -> list:
-    """Return what is said of a verdict, the verdict itself first."""
+    """Return what is said of a verdict, the verdict itself first, and at the end where the course says more of it."""
     lines = [*verdict["findings"]]
+    pages = [f"{TABLE[f.name]['page']} ({TABLE[f.name]['code']})" for f in lines + verdict["harmless"]]
     if verdict["harmless"]:
         lines += [
             "  Besides, without a change of the training:" if lines else "  The training is the same, but:"
         ]
         lines += verdict["harmless"]
     notes = [f"  {note}" for note in verdict["notes"]]
+    if pages:
+        notes.append(f"  Explained in the course mpdemo: {'; '.join(pages)}")
     return [f"{verdict['processes']} processes: {verdict['verdict']}", *map(str, lines), *notes]

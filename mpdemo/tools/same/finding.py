@@ -34,7 +34,7 @@ class Finding:
     def __str__(self):
         record = self.record()
         record["line"] = f"\n    Line: {record['where']}" * bool(self.where)
-        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {page})".format(**record)
+        return "  {name}: {what}{line}\n    Remedy: {remedy}".format(**record)
 
 
 def distance(a, b) -> float:

@@ -35,7 +35,7 @@ def verdict(watcher, processes, other) -> dict:
         if not place_of(whole, elsewhere):
             error = "" if elsewhere.steps else elsewhere.error
             what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
-            first.append(Finding("another world size not readable", what))
+            first.append(Finding("another world size not readable", what, elsewhere.error_line))
     # each name once
     found = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
     harmless = [finding for finding in found if finding.has("note") and not watcher.args.strict]
@@ -89,7 +89,9 @@ class StoppedTwice:
             self.notes.append(f"SIGTERM saves nothing: {done - begin} steps are lost")
         if len(again.steps) < more and again.error:
             self.found[0].append(
-                Finding("fails on resume", f"in the first resume after {name}, {again.error}")
+                Finding(
+                    "fails on resume", f"in the first resume after {name}, {again.error}", again.error_line
+                )
             )
         elif len(again.steps) < more or end >= len(self.whole.steps):
             self.notes.append(f"{name} comes too late to stop it a second time")
@@ -106,7 +108,8 @@ class StoppedTwice:
         if self.number == signal.SIGTERM and stopped.how == "silent":
             found.append(Finding("hangs", f"after the {nth} SIGTERM"))
         if difference := follow(self.whole, again):
-            difference.where = again.ranks[0].first("load at") or difference.where
+            loads = again.ranks[0].first("load at")
+            difference.where = loads if again.steps and loads else difference.where or loads
             difference.what = f"in the {nth} resume after {self.number.name}, {difference.what}"
             found.append(difference)
         self.places.append(place_of(self.whole, again))
@@ -154,7 +157,7 @@ def place_of(whole, again) -> int | None:
 def follow(whole, again) -> Finding | None:
     """Return the first difference of a resumed run from the uninterrupted one."""
     if not again.steps:
-        return Finding("fails on resume", again.error or "no step is seen")
+        return Finding("fails on resume", again.error or "no step is seen", again.error_line)
     place, expected, drawn = place_of(whole, again), whole.in_samples, again.in_samples
     first = expected.index(drawn[0]) if drawn and drawn[0] in expected else None
     if not place:

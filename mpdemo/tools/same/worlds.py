@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, one_line
 from mpdemo.tools.same.ends import is_of_others
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
@@ -48,10 +48,10 @@ class Rank:
             sizes[note["where"]] += note["size"]
         return states, sizes
 
-    def last_error(self) -> str:
-        """Return the last line of errors that is neither indented nor a warning of PyTorch's."""
+    def error(self) -> str:
+        """Return what an exception said, or the last line of errors that is neither indented nor PyTorch's warning."""
         lines = [line for line in self.err.splitlines() if line.strip() and line[0] not in " ["]
-        return lines[-1] if lines else ""
+        return next((note["said"] for note in self.of("failed") if note["said"]), next(reversed(lines), ""))
 
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
@@ -93,9 +93,9 @@ class World:
 
     @functools.cached_property
     def failed(self) -> tuple:
-        """The rank that failed by itself, if one did, else one that lost its partner, and its last line of errors."""
+        """The rank that failed by itself, if one did, else one that lost its partner, and its error."""
         found = [
-            (rank, self.ranks[rank].last_error() or f"exit status {status}")
+            (rank, self.ranks[rank].error() or f"exit status {status}")
             for rank, status in self.statuses.items()
             if status
         ]
@@ -104,7 +104,7 @@ class World:
 
     @property
     def error(self) -> str:
-        """The last line of a failed rank's error output, or an empty text."""
+        """What a failed rank says, or an empty text."""
         return self.failed[1]
 
     @property
@@ -224,7 +224,9 @@ def refuse(one):
         )
     if one.error:
         hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
-        raise UserError(f"the script fails with {one}: {one.error}{hint * (not one.order['device'])}")
+        place = one.error_line or one.order["command"][0]
+        said = f"the script fails with {one} ({place}): {one_line(one.error)}"
+        raise UserError(said + hint * (not one.order["device"]))
     if not one.steps and not one.names("backward"):
         limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
         raise UserError(

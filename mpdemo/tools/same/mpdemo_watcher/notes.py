@@ -7,6 +7,7 @@ import functools
 import json
 import linecache
 import os
+import re
 import sys
 import time
 import traceback
@@ -126,11 +127,18 @@ def of_script() -> str:
     return next((line for line in lines() if line.rpartition(":")[0] == script), here())
 
 
-def of_error(error) -> str:
-    """Return the innermost line of the reader's files that an error came through."""
-    passed = traceback.walk_tb(error.__traceback__)
-    found = [f"{file}:{line}" for frame, line in passed if (file := own(frame.f_code.co_filename))]
-    return found[-1] if found else ""
+def of_error(error) -> dict:
+    """Return what an error says, and the innermost line of the reader's files that it came through.
+
+    A syntax error and the errors of a loader's workers have their lines in their text, the latter with a traceback.
+    """
+    text = "".join(traceback.format_exception_only(error))
+    passed = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    passed += re.findall(r'File "(.+)", line (\d+)', text)
+    found = [f"{place}:{line}" for file, line in passed if (place := own(file))]
+    last = text.rpartition("Traceback (most recent call last):\n")[2]
+    said = [line for line in last.splitlines() if not line.startswith("  ")]
+    return {"said": " ".join(said), "where": found[-1] if found else ""}
 
 
 def takes_one() -> bool:

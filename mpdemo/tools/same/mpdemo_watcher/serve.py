@@ -61,10 +61,12 @@ def fork(order, rank, port, owner) -> int:
         atexit._run_exitfuncs()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
-        print(*([] if isinstance(error.code, int) else [error.code]), file=sys.stderr)
+        said = "" if isinstance(error.code, int) else str(error.code)
+        print(said, file=sys.stderr)
+        note("failed", **of_error(error) | {"said": said})
     except BaseException as error:
         traceback.print_exc()
-        note("failed", where=of_error(error))
+        note("failed", **of_error(error))
     finally:
         sys.stdout.flush()
         has_ended(status)
