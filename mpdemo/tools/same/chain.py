@@ -8,13 +8,12 @@ breaks, and the combination that it is instead, name the fault; the call that ra
 
 from mpdemo.tools.same import inside, shares
 from mpdemo.tools.same.finding import (
-    EQUAL,
     Finding,
     agree,
     apart,
     distance,
     fit,
-    gap,
+    less,
     norm,
     numbers,
     shown,
@@ -33,37 +32,42 @@ def first_break(one, many, compared) -> Finding | None:
         for link in (weights, passes, used, rates):
             if found := link(many, k):
                 return found
-        off = apart(one.sums[k]["gradients"], many.sums[k]["gradients"]) if k < both else (1.0, "")
-        same = k < both and off[0] <= allowed
-        if not same and not settled(many, k) and (found := mean(one, many, k, compared)):
-            return found
         if compared and k < both:
-            found = before(one, many, k) or not (same or settled(many, k)) and cause(one, many, k, off[1])
-            if found := found or after(one, many, k):
+            off, name = off_at(one, many, k)
+            alike = off <= allowed or many.settled(k) or made_alike(one, many, k)
+            # only where it isn't one process's, it matters how it is made of the ranks' own
+            found = None if alike else mean(one, many, k)
+            found = found or before(one, many, k)
+            if found := found or (after(one, many, k) if alike else cause(one, many, k, name)):
                 return found
             if many.kept <= k:
-                allowed = max(tolerance(one, many), GROWTH * off[0])
+                allowed = max(tolerance(one, many), GROWTH * off)
     return None
 
 
-def differing(many, k, kind) -> list:
-    """Return the names of which ranks with the same part have other values; one that a rank lacks is zero."""
-    found, first, total = [], {}, max(norm(rank[kind]) for rank in many.steps[k])
-    for rank in many.steps[k]:
-        for name, held in (rank["weights"] | rank[kind]).items():
-            row = held if name in rank[kind] else [0.0] * (len(held) - 1) + held[-1:]
-            same = first.setdefault((name, row[-1]), row)
-            if gap(row, same) > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total) and name not in found:
-                found.append(name)
-    return found
+def agrees(one, many) -> bool:
+    """Whether both use the same gradients, or make the same weights of them, whatever the rows are."""
+    both, found = range(min(len(one.steps), len(many.steps))), tolerance(one, many)
+    return bool(both) and all(off_at(one, many, k)[0] <= found or made_alike(one, many, k) for k in both)
+
+
+def made_alike(one, many, k) -> bool:
+    """Whether only the weights after a step have to be the same, and are."""
+    return many.searched(k) and not after(one, many, k)
+
+
+def off_at(one, many, k) -> tuple:
+    """Return how far the gradient that is used in a step is from one process's, and the parameter that is farthest."""
+    return apart(one.sums[k]["gradients"], many.sums[k]["gradients"])
 
 
 def weights(many, k):
     """Return whether the ranks begin a step with other weights, although they used the same gradient before."""
-    if not (names := differing(many, k, "weights")):
+    if not (names := many.differing(k, "weights")):
         return None
     wraps = many.names("wrapped") | many.names("tensor")
-    if found := passes(many, k) or not wraps and used(many, k):
+    averages = wraps or shares.reduced_by_hand(many)
+    if found := passes(many, k) or not averages and used(many, k):
         return found
     step, norms = many.steps[k][0], ", ".join(f"{norm(rank['weights']):.6g}" for rank in many.steps[k])
     who = "tensor parallel ranks" if many.names("tensor") else "the ranks"
@@ -90,19 +94,10 @@ def passes(many, k):
     return None
 
 
-def settled(many, k) -> bool:
-    """Whether ranks use gradients of their own, and then average the weights: only the weights have to agree."""
-    k = min(k, len(many.steps) - 2)
-    if k < 0 or not differing(many, k, "gradients") or differing(many, k + 1, "weights"):
-        return False
-    step = many.steps[k + 1][0]
-    return sum(step["calls"].values()) > sum(sum(part["calls"].values()) for part in step["parts"])
-
-
 def used(many, k):
     """Return why the ranks use gradients of their own in a step."""
-    ranks, names = many.steps[k], differing(many, k, "gradients")
-    if not names or settled(many, k):
+    ranks, names = many.steps[k], many.differing(k, "gradients")
+    if not names or many.settled(k):
         return None
     wraps, line, step = many.names("wrapped"), many.line_of(k), ranks[0]
     what = f"in step {k + 1} each rank uses a gradient of its own (norms "
@@ -110,7 +105,7 @@ def used(many, k):
     if size := many.names("part of the ranks"):
         what += f": the wrapper averages over {size.pop()} of {len(ranks)} ranks"
         return Finding("mesh without reduction", what, line)
-    if not set(differing(many, k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
+    if not set(many.differing(k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
         return scaled
     sent = shares.reductions(step["parts"])
     no_sync = many.ranks[0].first("no_sync")
@@ -134,7 +129,9 @@ def used(many, k):
         inner = [note["where"] for note in many.ranks[0].of("called") if not note["wrapper"]]
         return Finding("wrapper bypassed", what, inner[-1] if inner else line)
     what += ", although the wrapper's forward was called"
-    what += "; nothing was sent while it went back, as with torch.autograd.grad" * (not any(sent))
+    if not any(sent):
+        what += "; nothing was sent while it went back, as with torch.autograd.grad"
+        line = [line, *many.ranks[0].names("grad at")][-1]
     return Finding("gradient is no mean", what, line)
 
 
@@ -174,32 +171,34 @@ def rates(many, k):
     return Finding("learning rates differ", what, many.steps[k][0]["where"])
 
 
-def mean(one, many, k, compared):
+def mean(one, many, k):
     """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
-    own, line = many.own(k), many.ranks[0].first("hook") or many.line_of(k)
-    kind = "gradients" if differing(many, k, "averaged") else "averaged"  # those may be clipped by now
-    arrived = {name for of_rank in own for name in of_rank}
-    count, rest = fit({name: row for name, row in many.sums[k][kind].items() if name in arrived}, own)
-    alone, left = fit(one.sums[k][kind], one.own(k)) if k < len(one.steps) else ([1.0], 0.0)
-    # with a rest, one process adds something to its gradient, too
-    if not count or left > tolerance(one) and not compared:
+    kind = "gradients" if many.differing(k, "averaged") else "averaged"  # those may be clipped by now
+    line = many.ranks[0].first("hook") or many.line_of(k)
+    count, rest, times = made_of(one, many, k, kind)
+    if not count:
         return None
     if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
         what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
         compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
         return scale_of_rank(many, k) or Finding(compressed, what, line)
-    times = sum(count) / (sum(alone) if alone and left < REST else 1.0)
-    if distance(times, 1) < EVEN or not compared or not is_constant(many, kind):
+    all_times = [made_of(one, many, n, kind)[2] for n in range(min(len(one.steps), len(many.steps)))]
+    # those that are clipped count otherwise in each step
+    if distance(times, 1) < EVEN or max(all_times) - min(all_times) > EVEN * max(map(abs, all_times)):
         return None
     what = f"in step {k + 1} the gradient is {times:.4g} times the mean of the ranks' own"
     return Finding(multiple(times, many) or "gradient scaled", what, line)
 
 
-def is_constant(many, kind) -> bool:
-    """Whether the ranks' gradients count as much in each step: clipped ones don't."""
-    found = [fit(sums[kind], many.own(k))[0] for k, sums in enumerate(many.sums)]
-    sums = [sum(count) for count in found if count]
-    return max(sums) - min(sums) <= EVEN * max(map(abs, sums))
+def made_of(one, many, k, kind) -> tuple:
+    """Return how much each rank's own gradient counts in a step's, what is left, and how often their mean was taken."""
+    used, of_one, alone = many.sums[k][kind], one.sums[k][kind], one.own(k)
+    once, left = fit(of_one, alone)
+    if once and left > REST:  # one process adds something, too, such as a weight decay by hand
+        used, once = less(used, less(of_one, alone[0])), [1.0]
+    arrived = {name for of_rank in many.own(k) for name in of_rank}
+    count, rest = fit({name: row for name, row in used.items() if name in arrived}, many.own(k))
+    return count, rest, sum(count) / (sum(once) if once else 1.0)
 
 
 def multiple(times, many, near=EVEN) -> str:

@@ -76,6 +76,18 @@ def apart(a, b) -> tuple:
     return max(found, default=(0.0, ""))
 
 
+def less(a, b) -> dict:
+    """Return some sketches less others, without norms; one that is missing is zero."""
+    return {
+        name: [
+            0.0,
+            *(x - y for x, y in zip(row[1:-1], (b.get(name) or [0.0] * len(row))[1:-1], strict=True)),
+            "",
+        ]
+        for name, row in a.items()
+    }
+
+
 def fit(target, basis) -> tuple:
     """Return the weights by which some sketches make up a target, if any do, and what share of it is left."""
     columns = [

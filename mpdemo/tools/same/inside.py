@@ -6,6 +6,18 @@ STATISTICS = ("running_mean", "running_var")  # of BatchNorm, whose ranks are kn
 BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
 
 
+def drifting(one, many):
+    """Return whether the ranks of a model that is cut by hand come to differ in what each of them holds whole."""
+    whole = {name for name, shape in one.shapes.items() if many.shapes.get(name) == shape}
+    if len(many.steps) < 2 or one.shapes.keys() != many.shapes.keys():  # each may have layers of its own
+        return None
+    began, drift = (whole & set(many.differing(k, "weights")) for k in (0, 1))
+    if began or not drift:
+        return None
+    what = f"{shown(sorted(drift))}, which each rank holds whole, begin alike and differ between the ranks after step 1"
+    return Finding("whole parameters differ", what, many.line_of(0))
+
+
 def cut_off(one, many) -> list:
     """Return the parameters that have a gradient with one process, and none at all with several.
 

@@ -119,8 +119,10 @@ def of_chance(one, many, kind) -> Finding | str | bool:
     for a, b, lines in alike(many, kind):
         if by_row := [line for line in lines if alone[line] >= 1.5 * drawn[a][1][line]]:
             what = f"{BY_NATURE[kind]}: rank {a} and rank {b} draw the same for different rows ({shown(by_row)})"
-            where = many.replicas[a].names("seeded at")
-            return Finding("same random numbers", what, where[-1] if where else by_row[0])
+            seeded = many.replicas[a].names("seeded at")
+            # else where the loader is made, whose workers have seeds
+            where = "" if kind == "augmentation" else (seeded or by_row)[-1]
+            return Finding("same random numbers", what, where)
         note = f"rank {a} and rank {b} draw from equal generators, and nothing for a row of its own ({shown(lines)})"
     return (
         note or len(drawn) > 1 and all(states for states, _ in drawn) and not any(alike(many, kind, True))

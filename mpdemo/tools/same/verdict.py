@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import chain, ends, inside, shares
-from mpdemo.tools.same.finding import BY_NATURE, Finding, apart, norm, tolerance
+from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, tolerance
 from mpdemo.tools.same.worlds import refuse
 
 ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
@@ -35,8 +35,8 @@ class Comparison:
             self.reason = incomparable(self.one, many)  # why nothing can be said
         if not self.reason:
             self.compare()
-        for finding in self.findings:
-            finding.where = finding.where or place_of(many, finding)
+        elif drift := inside.drifting(self.one, many):
+            self.findings = [drift]
 
     def compare(self):
         """Look at the rows and the ends of the ranks, then follow the chain."""
@@ -73,7 +73,7 @@ class Comparison:
         numbered = many.in_samples and not shares.unequal(one.in_samples, many.in_samples)
         self.compared = bool(same or numbered and not chance_of(one, many) & {"augmentation", "draws"})
         found = chain.first_break(one, many, self.compared)
-        if self.compared or not found and farthest(one, many) <= tolerance(one, many):
+        if self.compared or not found and chain.agrees(one, many):
             self.findings += [found] if found else [*after(one, many)]
             return
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
@@ -106,6 +106,7 @@ def place_of(many, finding) -> str:
     first = many.ranks[0]
     which = "taken_at" if finding.name == "no set_epoch" else "line"
     rows = [*(note[which] for note in first.passes(many.loader)), *first.names("loader at")]
+    rows += first.names("seeded at")[-1:] * (finding.name == "no sampler")  # what a loop draws by itself
     rows += [note["where"] for note in first.of("called")]
     return next(
         iter({"S1": rows, "S3": first.names("optimizer at")}.get(finding.record()["code"][:2], [])), ""
@@ -116,12 +117,7 @@ def incomparable(one, many) -> str:
     """Return why two worlds have nothing that could be compared, or an empty text."""
     if not one.steps:
         return "no step of an optimizer of torch.optim is seen"
-    shapes = [
-        dict(item for note in world.ranks[0].of("start") for item in note["shapes"].items())
-        for world in (one, many)
-    ]
-    other = [name for name, shape in shapes[0].items() if shapes[1].get(name, shape) != shape]
-    if other:
+    if other := [name for name, shape in one.shapes.items() if many.shapes.get(name, shape) != shape]:
         return f"the script splits its model itself: {shares.shown(other)} have other shapes with {many.processes}"
     return ""
 
@@ -170,6 +166,8 @@ def chance_of(one, many) -> set:
 def judged(found, notes, strict) -> dict:
     """Return the verdict of a comparison."""
     one, many = found.one, found.many
+    for finding in found.findings:
+        finding.where = finding.where or place_of(many, finding)
     harmless = [finding for finding in found.findings if finding.has("note") and not strict]
     findings = [finding for finding in found.findings if finding not in harmless]
     reason = found.reason or found.links_only
@@ -218,8 +216,8 @@ def table(one, many) -> dict:
 
 def farthest(one, many) -> float:
     """Return the largest difference of a gradient in a step; endless if there is no step."""
-    pairs = zip(one.sums, many.sums, strict=False)
-    return max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=math.inf)
+    both = range(min(len(one.steps), len(many.steps)))
+    return max((chain.off_at(one, many, k)[0] for k in both), default=math.inf)
 
 
 def column(world) -> list:

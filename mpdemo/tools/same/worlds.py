@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError, one_line
 from mpdemo.tools.same.ends import is_of_others
+from mpdemo.tools.same.finding import EQUAL, gap, norm
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
 LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
@@ -132,6 +133,32 @@ class World:
         ]
         return [whole([r["local"] for r in part], [r["weights"] for r in part]) for part in parts]
 
+    def differing(self, k, kind) -> list:
+        """Return the names of which ranks with the same part have other values; one that a rank lacks is zero."""
+        found, first, total = [], {}, max(norm(rank[kind]) for rank in self.steps[k])
+        for rank in self.steps[k]:
+            for name, held in (rank["weights"] | rank[kind]).items():
+                row = held if name in rank[kind] else [0.0] * (len(held) - 1) + held[-1:]
+                same = first.setdefault((name, row[-1]), row)
+                if (
+                    gap(row, same) > EQUAL * (max(row[0], same[0]) ** 0.5 + EQUAL * total)
+                    and name not in found
+                ):
+                    found.append(name)
+        return found
+
+    def settled(self, k) -> bool:
+        """Whether ranks use gradients of their own, and then average the weights: only the weights have to agree."""
+        k = min(k, len(self.steps) - 2)
+        if k < 0 or not self.differing(k, "gradients") or self.differing(k + 1, "weights"):
+            return False
+        step = self.steps[k + 1][0]
+        return sum(step["calls"].values()) > sum(sum(part["calls"].values()) for part in step["parts"])
+
+    def searched(self, k) -> bool:
+        """Whether the optimizer goes back several times in a step, at other weights each time, as LBFGS does."""
+        return sum(part["in_step"] for part in self.steps[k][0]["parts"]) > 1
+
     def line_of(self, k) -> str:
         """Return the line of the last backward pass of a step, or of the step itself."""
         step = self.steps[k][0]
@@ -141,6 +168,11 @@ class World:
     def kept(self) -> int:
         """The number of steps of which the weights were kept."""
         return min((note["steps"] for note in self.of("kept")), default=0)
+
+    @functools.cached_property
+    def shapes(self) -> dict:
+        """The shapes of the parameters that rank 0 has."""
+        return dict(item for note in self.ranks[0].of("start") for item in note["shapes"].items())
 
     @property
     def tied(self) -> list:

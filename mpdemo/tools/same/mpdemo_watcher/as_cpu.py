@@ -204,18 +204,11 @@ def replace_precision():
 
 def replace_processes():
     """Let the processes speak by gloo, and leave GPUs out of wrappers."""
-    begin, group, barrier, reduce = dist.init_process_group, dist.new_group, dist.barrier, dist.all_reduce
+    begin, group, barrier = dist.init_process_group, dist.new_group, dist.barrier
     mesh, backend, wrap = device_mesh.init_device_mesh, dist.get_backend, DistributedDataParallel.__init__
 
     def init(backend=None, *args, device_id=None, pg_options=None, **options):
         return begin("gloo", *args, **options)
-
-    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        if op != dist.ReduceOp.AVG:
-            return reduce(tensor, op, group, async_op)
-        reduce(tensor, dist.ReduceOp.SUM, group)  # gloo has no AVG
-        tensor.div_(dist.get_world_size(group))
-        return SimpleNamespace(wait=returning(True), is_completed=returning(True)) if async_op else None
 
     @functools.wraps(wrap)
     def wrapped(self, module, device_ids=None, output_device=None, *args, **options):
@@ -224,7 +217,6 @@ def replace_processes():
     dist.init_process_group = dist.distributed_c10d.init_process_group = init
     dist.new_group = lambda *args, backend=None, pg_options=None, **options: group(*args, **options)
     dist.barrier = lambda *args, device_ids=None, **options: barrier(*args, **options)
-    dist.all_reduce = dist.distributed_c10d.all_reduce = all_reduce
     dist.is_nccl_available = returning(True)
     for_the_script(dist, "get_backend", lambda group=None: backend(group).replace("gloo", "nccl"))
     device_mesh.init_device_mesh = dist.init_device_mesh = lambda kind, *args, **options: mesh(
@@ -233,11 +225,33 @@ def replace_processes():
     DistributedDataParallel.__init__ = wrapped
 
 
-def allow_sync_norm():
-    """Let SyncBatchNorm work where PyTorch refuses it, on CPU processes."""
+def averaging(function):
+    """Let a collective compute a mean, which some versions of gloo refuse, and others take for a sum."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def reduced(*args, **options):
+        given = signature.bind(*args, **options).arguments
+        if given.get("op") != dist.ReduceOp.AVG:
+            return function(*args, **options)
+        function(**given | {"op": dist.ReduceOp.SUM, "async_op": False})
+        written = next(iter(given.values()))
+        written.div_(dist.get_world_size(given.get("group")))
+        done = SimpleNamespace(wait=returning(True), is_completed=returning(True))
+        return done if given.get("async_op") else None
+
+    return reduced
+
+
+def replace_gloo():
+    """Let CPU processes compute what only GPUs do, or only newer versions: SyncBatchNorm, and means in collectives."""
     if ORDER["device"] == "cpu" or not torch.cuda.is_available():
         private_torch.allow_sync_norm()
         nn.SyncBatchNorm.forward = normalize
+        for name in ("all_reduce", "reduce_scatter_tensor"):
+            averaged = averaging(getattr(dist, name))
+            setattr(dist, name, averaged)
+            setattr(dist.distributed_c10d, name, averaged)
 
 
 def normalize(norm, x):

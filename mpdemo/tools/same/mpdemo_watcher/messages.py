@@ -30,7 +30,7 @@ class Messages(DispatchMode):
         if "c10d" in function.namespace and ORDER["processes"] > 1:
             sent(name.strip("_"), args)
         found = function(*args, **(kwargs or {}))
-        if name[-1] == "_" and not (now.inside or now.depth or now.backward or now.stepping):
+        if name[-1] == "_" and not (now.inside or now.backward or now.stepping):
             state.wrote(args)
         return found
 

@@ -9,11 +9,12 @@ from . import private_torch, rows, sketch
 from .notes import ORDER, before, here, note, note_once, now, of_script
 
 MOST, LARGE = 1000, 2**24  # tensors; elements of one
+buffers = set()  # numbers of the storages of the models' own
 written = {}  # by id: a tensor that was written in place outside of modules, backward passes and steps; and the line
 
 
 def wrote(args):
-    """Remember what a call writes in place."""
+    """Remember what a call writes in place; within a model its buffers alone."""
     if not now.steps and not now.open or len(written) > MOST:
         return
     for tensor in args[0] if isinstance(args[0], list | tuple) else args[:1]:
@@ -21,6 +22,8 @@ def wrote(args):
             whole = private_torch.whole_of(tensor)
             if whole.layout is torch.strided and not hasattr(whole, "placements"):
                 key = storage_of(whole)
+                if now.depth and key not in buffers:
+                    continue
                 again = (
                     key in written and private_torch.alive(written[key][0]) is not None
                 )  # once is no average
@@ -38,16 +41,19 @@ def found_now() -> tuple:
     known = [t for p in trained for t in (p, p.grad) if t is not None and t.layout is torch.strided]
     skip, shapes = set(map(storage_of, known)), {p.shape for p in trained}
     found, lines, copies = {}, {}, 0
+    buffers.clear()
     for number, model in rows.models.values():
         for name, buffer in model.named_buffers():
             if buffer.is_floating_point() and not hasattr(buffer, "placements"):
-                found[sketch.named(number, name)] = row_of(buffer)
-                skip.add(storage_of(buffer))
+                key, known_as = storage_of(buffer), sketch.named(number, name)
+                found[known_as] = row_of(buffer)
+                lines |= {known_as: written[key][1]} if key in written else {}
+                buffers.add(key)
     for key, (reference, line, again) in list(written.items()):
         tensor = private_torch.alive(reference)
-        if tensor is None or key in skip:
+        if tensor is None or key in skip | buffers:
             del written[key]
-            lines |= {"weights": line} if tensor is not None else {}
+            lines |= {"weights": line} if key in skip and tensor is not None else {}
         elif again and tensor.shape in shapes and tensor.dim() > 1 and tensor.numel() < LARGE:
             copies += 1
             name = f"tensor {copies} of shape {list(tensor.shape)}"

@@ -204,6 +204,7 @@ def went_back(tensors, before):
     alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
     value = float(rows.local(tensors).detach()) if alone else None
     part = {"terms": now.terms, "calls": dict(calls - before), "loss": value, "where": here()}
+    part["in_step"] = bool(now.stepping)
     now.parts.append(part)
     now.terms = 0
     if now.stepped:
@@ -236,6 +237,7 @@ def watch():
     register_optimizer_step_pre_hook(guarded(before_step))
     register_optimizer_step_post_hook(guarded(after_step))
     Optimizer.add_param_group = added
+    before(torch.autograd, "grad", lambda *_, **__: note_once("grad at", here()))
     before(nn.Module, "zero_grad", lambda *_, **__: by_hand() and close_round())
     rows.begin.append(open_round)
 
@@ -266,7 +268,7 @@ def run(order, rank):
     sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
     if order["device"] == "cpu":
         as_cpu.install(order["devices"])
-    as_cpu.allow_sync_norm()
+    as_cpu.replace_gloo()
     keep.watch()
     if not order["plain"]:
         private_torch.do_not_compile()
