@@ -90,6 +90,9 @@ def breaches(notebook, path):
     lacking = set(re.findall(r"\b\d\d\b", said[1]) if said else ()) - {*about.get("prerequisites", ())}
     if lacking:
         yield f"its opening needs {', '.join(sorted(lacking))}, and the prerequisites of its metadata don't"
+    for sentence in re.split(r"(?<=[.?!])\s", notebook.cells[0].source):
+        if re.search(r"\bgo\s+on\b", sentence, re.I) and not re.search(r"\brun\b", sentence, re.I):
+            yield "its opening lets the reader go on at a section without running the cells that it needs"
     yield from _ideas(notebook)
     yield from _sizes(notebook)
     yield from _early(notebook)

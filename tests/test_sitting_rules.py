@@ -94,3 +94,12 @@ def test_exercises_are_counted_apart():
     turn = text("**Your turn 21.1** (predict).\n\n" + "word " * 400)
     whole = sitting(text("word " * 100, "t"), turn, code('check("21.1", ...)'), seconds=60)
     assert (sitting_rules.minutes(whole), sitting_rules.minutes_of_exercises(whole)) == (2, 4)
+
+
+def test_a_shortcut_says_which_cells_to_run():
+    skips = sitting()
+    skips.cells[0].source += " If you know means, go on at section 4."
+    (found,) = sitting_rules.breaches(skips, FILE)
+    assert "without running" in found
+    skips.cells[0].source = skips.cells[0].source.replace("go on", "run the first cell, and go on")
+    assert not list(sitting_rules.breaches(skips, FILE))
