@@ -148,7 +148,7 @@ def show(verdict):
 
 
 def told(verdict) -> list:
-    """Return what is said of a verdict, the verdict itself first, and at the end where the course says more of it."""
+    """Return what is said of a verdict, the verdict first, and behind what was found where the course explains it."""
     lines = [*verdict["findings"]]
     pages = [f"{TABLE[f.name]['page']} ({TABLE[f.name]['code']})" for f in lines + verdict["harmless"]]
     if verdict["harmless"]:
@@ -156,7 +156,7 @@ def told(verdict) -> list:
             "  Besides, without a change of the training:" if lines else "  The training is the same, but:"
         ]
         lines += verdict["harmless"]
-    notes = [f"  {note}" for note in verdict["notes"]]
     if pages:
-        notes.append(f"  Explained in the course mpdemo: {'; '.join(pages)}")
-    return [f"{verdict['processes']} processes: {verdict['verdict']}", *map(str, lines), *notes]
+        lines.append(f"  Explained in the course mpdemo: {'; '.join(pages)}")
+    lines += [f"  {note}" for note in verdict["notes"]]
+    return [f"{verdict['processes']} processes: {verdict['verdict']}", *map(str, lines)]
