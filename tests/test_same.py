@@ -179,6 +179,19 @@ AWAY = """            with torch.no_grad():
             with torch.no_grad():
                 [p.sub_(by) for p, by in zip(model.parameters(), away)]
 """
+BY_GRAD = """            for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                p.grad = grad
+"""
+# of a model's state, the centre of what its rank has seen
+CENTRED = (
+    "        self.norm =",
+    "        self.register_buffer('centre', torch.zeros(8))\n        self.norm =",
+)
+CENTRED += (
+    "    def forward(self, x):\n",
+    "    def forward(self, x):\n        shifted = x - self.centre\n        self.centre.lerp_(x.mean(0), 0.5)\n",
+)
+CENTRED += ("self.inside(x)", "self.inside(shifted)")
 OUTSIDE = ("enter(self.norm(x))", "self.norm(x)")
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
@@ -269,6 +282,8 @@ FAULTS = {
     "gradient is no mean": ("plain.py", *ALIKE, *ALONE_AVERAGED, BACKWARD, SOME_REDUCED),
     "weights differ (from the beginning)": ("plain.py", *ALONE_AVERAGED, BACKWARD, DECAYED),
     "weights differ (those of rank 0 change)": ("plain.py", STEP, OF_RANK_0),
+    "gradient is no mean (of autograd.grad)": ("plain.py", BACKWARD, BY_GRAD),
+    "state of each rank": ("plain.py", *CENTRED),
     "whole parameters differ": ("cut.py", *OUTSIDE),
     "not finite": ("plain.py", LOSS, LOSS + " / 0"),
     "weights differ": ("plain.py", DDP, DDP + "\n    nn.init.normal_(model.module.out.bias)"),
@@ -468,7 +483,10 @@ LINES = {  # the line that is named
     "fails with several": "assert world == 1",
     "collectives differ": "dist.all_reduce(torch.zeros(5))",
     "no sampler": "loader = DataLoader",
+    "same random numbers (data of workers, NumPy)": "loader = DataLoader",
     "gradient is no mean": "dist.all_reduce(p.grad)",
+    "gradient is no mean (of autograd.grad)": "torch.autograd.grad(loss",
+    "state of each rank": "self.centre.lerp_",
     "weights differ (those of rank 0 change)": "p.data.mul_(0.9)",
     "whole parameters differ": ".backward()",
 }

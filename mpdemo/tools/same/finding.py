@@ -37,6 +37,12 @@ class Finding:
         return "  {name}: {what}{line}\n    Remedy: {remedy}".format(**record)
 
 
+def parted(found, strict) -> dict:
+    """Return which findings make it another training, and which are about what is printed or written alone."""
+    harmless = [finding for finding in found if finding.has("note") and not strict]
+    return {"findings": [finding for finding in found if finding not in harmless], "harmless": harmless}
+
+
 def distance(a, b) -> float:
     """Return the relative difference of two numbers."""
     return abs(a - b) / max(abs(a), abs(b), 1e-12)

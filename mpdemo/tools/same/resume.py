@@ -8,7 +8,7 @@ import shutil
 import signal
 
 from mpdemo.tools.same import inside, shares
-from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance
+from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance, parted
 from mpdemo.tools.same.worlds import refuse
 
 EPOCHS = 3
@@ -38,13 +38,11 @@ def verdict(watcher, processes, other) -> dict:
             first.append(Finding("another world size not readable", what, elsewhere.error_line))
     # each name once
     found = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
-    harmless = [finding for finding in found if finding.has("note") and not watcher.args.strict]
-    findings = [finding for finding in found if finding not in harmless]
-    record = {"processes": processes, "findings": findings, "harmless": harmless, "table": rows}
+    record = {"processes": processes, "table": rows} | parted(found, watcher.args.strict)
     notes += sum((stopped.notes for stopped in series), [])
     if second and not first:
         notes.append("it resumes once as it should, and not a second time")
-    return record | {"verdict": "different" if findings else "same", "notes": notes}
+    return record | {"verdict": "different" if record["findings"] else "same", "notes": notes}
 
 
 def uninterrupted(watcher, processes) -> tuple:

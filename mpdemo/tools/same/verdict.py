@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import chain, ends, inside, shares
-from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, tolerance
+from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, parted, tolerance
 from mpdemo.tools.same.worlds import refuse
 
 ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
@@ -168,10 +168,8 @@ def judged(found, notes, strict) -> dict:
     one, many = found.one, found.many
     for finding in found.findings:
         finding.where = finding.where or place_of(many, finding)
-    harmless = [finding for finding in found.findings if finding.has("note") and not strict]
-    findings = [finding for finding in found.findings if finding not in harmless]
-    reason = found.reason or found.links_only
-    kind = "different" if findings else "same" if many.steps and not reason else "unsure"
+    parts, reason = parted(found.findings, strict), found.reason or found.links_only
+    kind = "different" if parts["findings"] else "same" if many.steps and not reason else "unsure"
     if found.given:
         notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
     if reason:
@@ -180,14 +178,8 @@ def judged(found, notes, strict) -> dict:
         notes.append("SyncBatchNorm is computed from the gathered rows on CPUs")
     if kind != "different" and (left := not_examined(one, many)):
         notes.append(f"not examined: {left}")
-    return {
-        "processes": many.processes,
-        "verdict": kind,
-        "findings": findings,
-        "harmless": harmless,
-        "notes": [*map(one_line, notes)],
-        "table": table(one, many),
-    }
+    record = {"processes": many.processes, "verdict": kind, "notes": [*map(one_line, notes)]}
+    return record | parts | {"table": table(one, many)}
 
 
 def not_examined(one, many) -> str:

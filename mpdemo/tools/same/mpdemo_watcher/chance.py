@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from . import private_torch
-from .notes import ORDER, before, here, note, note_once, now
+from .notes import ORDER, here, note, note_line, note_once, now
 
 DROPOUT = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 # Function -> what it draws by chance, and the argument that switches it off.
@@ -43,7 +43,7 @@ def watch():
     """Note dropout and batch norm, and take what is drawn for each row from the row where that is asked for."""
     for name, switch in SWITCHES.items():  # PyTorch's own modules call them by these names, too
         setattr(functional, name, switched(getattr(functional, name), *switch))
-    before(torch, "manual_seed", lambda *_, **__: note_once("seeded at", here()))
+    note_line(torch, "manual_seed", "seeded at")
     Draws().__enter__()  # to the end of this thread
 
 

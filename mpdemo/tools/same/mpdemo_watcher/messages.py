@@ -14,7 +14,7 @@ import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from . import sketch, state
-from .notes import ORDER, before, calling, here, note_once, now
+from .notes import ORDER, before, calling, here, note_line, note_once, now
 from .private_torch import DispatchMode, tensors_in
 
 calls = collections.Counter()  # since the last step
@@ -49,9 +49,9 @@ def sent(name, args):
 def watch():
     """See what wraps a model, and over which ranks it averages."""
     before(DistributedDataParallel, "__init__", wrapped)
-    before(DistributedDataParallel, "no_sync", lambda *_: note_once("no_sync", here()))
+    note_line(DistributedDataParallel, "no_sync", "no_sync")
     before(DistributedDataParallel, "forward", entered)
-    before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", here()))
+    note_line(DistributedDataParallel, "register_comm_hook", "hook")
     before(
         torch.distributed.fsdp,
         "fully_shard",

@@ -89,6 +89,11 @@ def before(owner, name, action):
         setattr(owner, name, called)
 
 
+def note_line(owner, name, kind):
+    """Note the lines that call a function of a module or class."""
+    before(owner, name, lambda *_, **__: note_once(kind, here()))
+
+
 @functools.cache
 def own(file) -> str:
     """Return the path of one of the reader's files as they know it, or an empty text."""

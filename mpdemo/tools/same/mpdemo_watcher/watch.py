@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 from . import as_cpu, chance, data, keep, messages, private_torch, rows, sketch, state
 from .data import taken, trained
 from .messages import calls
-from .notes import ORDER, before, calling, finish, guarded, here, note, note_once, now, number_of
+from .notes import ORDER, before, calling, finish, guarded, here, note, note_line, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
@@ -237,7 +237,7 @@ def watch():
     register_optimizer_step_pre_hook(guarded(before_step))
     register_optimizer_step_post_hook(guarded(after_step))
     Optimizer.add_param_group = added
-    before(torch.autograd, "grad", lambda *_, **__: note_once("grad at", here()))
+    note_line(torch.autograd, "grad", "grad at")
     before(nn.Module, "zero_grad", lambda *_, **__: by_hand() and close_round())
     rows.begin.append(open_round)
 
