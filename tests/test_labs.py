@@ -1,8 +1,10 @@
 """The labs run from wherever you work."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from project import python_path
@@ -77,3 +79,13 @@ def test_the_package_imports_no_lab():
             if f"from mpdemo.labs.{lab} " in words or f"import mpdemo.labs.{lab}" in words
         ]
         assert not named, f"{file} imports {named}"
+
+
+def test_an_interrupt_ends_a_labs_processes_and_says_so(capfd):
+    from mpdemo.labs.failures.crash import errors_of_processes
+
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with errors_of_processes():
+        child.start()
+        raise KeyboardInterrupt
+    assert not child.is_alive() and capfd.readouterr().out == "Interrupted: the processes were ended.\n"

@@ -142,6 +142,22 @@ def test_a_row_says_what_it_was_compared_with(course, monkeypatch):
     assert not any(row["runs_compared"] or row["between"] for row in as_rows(unknown, rows))
 
 
+def test_notebook_72_says_how_many_published_runs_lie_inside():
+    page = (root() / "tests/bench/published.md").read_text()
+    inside = {}
+    for group in ("Runs that were known", "Blind runs"):
+        lines = page.partition(f"\n## {group}")[2].partition("\n## ")[0].splitlines()
+        rows = [[cell.strip() for cell in line.split("|")] for line in lines if "sdp, " in line]
+        inside[group] = [row[9] == "yes" for row in rows]
+        assert all(row[9] == "yes" or float(row[7]) < 1 for row in rows)  # took longer than planned
+    both = sum(inside.values(), [])
+    notebook = (root() / "notebooks/72_which_one.ipynb").read_text()
+    assert f"last column's {len(both)} published runs are of FSDP and HSDP" in notebook
+    assert f"{sum(both)} lay inside the interval, and the other {len(both) - sum(both)} took" in notebook
+    assert f"two of the {len(both)} were planned blind, and one of those lay inside" in notebook
+    assert inside["Blind runs"] in ([True, False], [False, True])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

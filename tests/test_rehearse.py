@@ -68,7 +68,7 @@ def test_a_rank_of_a_thousand_holds_ten_blocks_of_64_billion_weights(tmp_path):
     printed = (tmp_path / "rehearsed.log").read_text()
     assert "rank 517 of 1024 (pp 4, replicate 0, fsdp 0, tp 5): stages [4]" in printed
     weights = 10 * (12 * 8192**2 // 8 + 2 * 8192) // 16 * 4  # the blocks' share, in float32
-    assert f"60 shards of {weights / 2**20:,.1f} MiB" in printed and peak > 4 * weights
+    assert f"60 shards, {weights / 2**20:,.1f} MiB in all;" in printed and peak > 4 * weights
     gathered = [size for dimension, name, size in calls if (dimension, name) == ("fsdp", "allgather_base")]
     assert len(gathered) == 10 and sum(gathered) == 16 * weights
     assert sum(call[:2] == ("pp", "send") for call in calls) == 2 * 8

@@ -148,8 +148,9 @@ def judge_prediction(row, answer):
     ``choices`` are the allowed words. A message may hold ``{answer}``, or its parts ``{_0}``, ``{_1}`` and so on.
     """
     right, within = row["right"], row.get("within", 1e-9)
-    wanted = right if isinstance(right, list) else [right]
-    parts = answer if isinstance(right, list) and not isinstance(answer, str) else [answer]
+    wanted, parts = [right], [answer]
+    if isinstance(right, list):
+        wanted, parts = right, [answer] if isinstance(answer, str) else answer
     words = {"answer": answer} | {f"_{number}": part for number, part in enumerate(parts)}
     for part in parts if "choices" in row else []:
         assert part in row["choices"], f"{part!r} is none of: {', '.join(map(str, row['choices']))}."

@@ -93,7 +93,8 @@ def main(arguments=None):
     stored = sum(weight.to_local().nbytes for weight in weights)
     place = ", ".join(f"{name} {mesh[name].get_local_rank()}" for name in mesh.mesh_dim_names)
     print(f"rank {own.rank} of {own.ranks} ({place}): stages {train_gpt.stages_of(args, mesh)}")
-    print(f"{len(weights)} shards of {stored / 2**20:,.1f} MiB, peak of a step {peak / 2**20:,.1f} MiB")
+    print(f"{len(weights)} shards, {stored / 2**20:,.1f} MiB in all", end="; ")
+    print(f"peak of a step {peak / 2**20:,.1f} MiB")
     for kind in sorted({call[:2] for call in calls}):
         sizes = [size for *other, size in calls if tuple(other) == kind]
         print("{:9} {:22}".format(*kind), f"{len(sizes):6,} calls {sum(sizes) / 2**20:12,.2f} MiB")

@@ -11,6 +11,7 @@ Taught in notebooks/60_crash.ipynb.
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import re
 import tempfile
@@ -51,13 +52,21 @@ def box(log, *rows) -> str:
 
 @contextlib.contextmanager
 def errors_of_processes():
-    """Print only the errors' own lines of what children and PyTorch's C++ write to stderr meanwhile, each once."""
+    """Print only the errors' own lines of what children and PyTorch's C++ write to stderr meanwhile, each once.
+
+    An interrupt ends the children, and says so.
+    """
     kept = os.dup(2)
     logging.disable()
     with tempfile.TemporaryFile("w+") as file:
         os.dup2(file.fileno(), 2)
         try:
             yield
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():
+                child.kill()
+                child.join()
+            print("Interrupted: the processes were ended.")
         finally:
             logging.disable(logging.NOTSET)
             os.dup2(kept, 2)
