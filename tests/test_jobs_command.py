@@ -10,6 +10,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import Job, load_site, render, spec_of
 from mpdemo.jobs.programs import changed, programs
 from mpdemo.notebook.course import run
+from mpdemo.notebook.live_view import Detached, JobCancelled
 
 SCRIPT = "notebooks/scripts/first_ddp.py"
 
@@ -248,7 +249,9 @@ def test_a_job_that_was_interrupted_runs_anew(no_slurm, project, capsys, monkeyp
     (project / "a.py").write_text("import time\ntime.sleep(60)")
     job = run("python a.py")
     monkeypatch.setattr(Job, "wait", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Detached, match=rf"job {job.id} \(\S+\) is still running"):
+        job.wait()
+    with pytest.raises(JobCancelled, match="was interrupted, which ended it. Run the cell again"):
         job.output()
     assert job.state == "cancelled"
     again = run("python a.py")

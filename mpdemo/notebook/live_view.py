@@ -19,6 +19,8 @@ from mpdemo.front_end import has_front_end
 from mpdemo.jobs import Job
 from mpdemo.notebook.job_widget import JobWidget, picture_of, view_of
 
+BELOW = "The cells below were not run."
+
 
 class JobCancelled(UserError):
     """A job was cancelled from its view; raised so that the cells below do not run."""
@@ -29,10 +31,25 @@ class Detached(UserError):
 
 
 class Run(Job):
-    """A job that a cell has started: awaited, it shows itself until it has ended."""
+    """A job that a cell has started: awaited, it shows itself until it has ended. An interrupt says one line."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return follow(self).__await__()
+
+    def wait(self, *limits: float, **words: float) -> str:
+        """Wait as any job does; an interrupt leaves it running, and says so."""
+        try:
+            return super().wait(*limits, **words)
+        except KeyboardInterrupt:
+            raise Detached(f"{detached(self)} {BELOW}") from None
+
+    def output(self, fails: bool = False) -> str:
+        """Return what any job does; an interrupt ends the job, and says so."""
+        try:
+            return super().output(fails)
+        except Detached:
+            said = f"job {self.id} ({self.name}) was interrupted, which ended it. Run the cell again to start it anew."
+            raise JobCancelled(f"{said} {BELOW}") from None
 
 
 async def follow(job: Job, timeout: float = 3600.0) -> None:
@@ -64,7 +81,7 @@ async def follow(job: Job, timeout: float = 3600.0) -> None:
         display(picture_of(view))
     if interrupted:
         left = f"{view.line}." if view.finished else detached(job)
-        raise Detached(f"{left} The cells below were not run.")
+        raise Detached(f"{left} {BELOW}")
     if widget and widget.cancelling:
         raise JobCancelled(f"{view.name} was cancelled ({view.state}); the cells below were not run")
 

@@ -1,11 +1,20 @@
 """Checks of notebook 80: the reader's script, run as it is, must fit, stay the same training, and waste little."""
 
+from functools import cache
+
 from checks.own_job import text_of
 from checks.own_runs import FOUND, judged, losses, run
 
 
+@cache
+def found():
+    """What the script that you found prints, and what it does."""
+    printed, (seen, *_) = run(FOUND, 1)
+    return losses(printed), seen
+
+
 def check_80_1(script):
-    (_, (was, *_)), (printed, (noted, *_)) = run(FOUND, 1), run(script, 1)
+    (_, was), (printed, (noted, *_)) = found(), run(script, 1)
     assert losses(printed), "It prints no loss any more."
     for name in ("parameters", "tokens", "steps"):
         changed = (
@@ -57,3 +66,7 @@ def check_80_3(script):
     assert noted["reads"] <= steps // 4, (
         f"{every}: a GPU waits there for Python, and then has nothing to do."
     )
+    first, now = found()[0], losses(printed)
+    both = f"{', '.join(map(str, now[:4]))}, and the script that you found {', '.join(map(str, first))}"
+    same = len(now) == len(first) and all(abs(a - b) < 0.1 for a, b in zip(first, now, strict=True))
+    assert same, f"It prints the losses {both}: the running mean takes in the loss of every step."
