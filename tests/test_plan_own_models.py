@@ -11,7 +11,7 @@ from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.tools.plan import own, strategies
+from mpdemo.tools.plan import own, own_scaling, strategies
 from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.efficiency import AT_BEST
 from mpdemo.tools.plan.own_model import OwnModel
@@ -181,6 +181,18 @@ def test_a_host_holds_and_updates_what_is_offloaded(llama):
     assert host.updating == pytest.approx(3.2e-9 / 32 * 3 / 7 * llama.trained / 4)
     assert host.on_host == pytest.approx(llama.weights + llama.trained)
     assert host.seconds >= host.least + host.updating
+
+
+def test_a_stage_in_bf16_casts_its_weights_once_in_a_step(llama):
+    asked = request(llama, batch=16)
+    limits = asked.roof("bf16")
+    stage, alone = (own.steps_of(asked, 2, half="bf16", held=True, stage=stage) for stage in (True, False))
+    for part, lone in zip(*(own_scaling.chain(steps, 2, limits) for steps in (stage, alone)), strict=True):
+        assert (
+            lone.seconds - part.seconds > 1.5 * part.weights / limits.moved
+        )  # reads weights, writes copies
+        assert lone.weights == part.weights and lone.trained == part.trained
+    assert own.pipeline(asked, "bf16").seconds < own._stages(asked, "bf16", alone.way._asdict(), 8).seconds
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):

@@ -13,7 +13,6 @@ from worlds import run_worlds, written
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.tools.plan.roof import roof
 
 FILE = f"{root()}/tests/programs/llama.py"
 LENGTH = 256
@@ -74,21 +73,26 @@ def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp
 
 
 @pytest.mark.nightly
-def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path, precision):
     model = OwnModel(f"{FILE}:untied_20m", (LENGTH,), tokens=True)
     request = PlanRequest(model, 16, devices=2, optimizer="adamw")
-    found = own.pipeline(request)
+    found = own.pipeline(request, precision)
     size = 16 // found.parts
-    stages = own.cut(own_scaling.chain(own.steps_of(request, size, held=True), size, roof("a100")), 2)
+    half = own.half_of(precision)
+    steps = own.steps_of(request, size, held=True, half=half, stage=half == "bf16")
+    stages = own.cut(own_scaling.chain(steps, size, request.roof(precision)), 2)
     case = {
         "name": "untied_20m",
         "batch": 16,
         "length": LENGTH,
         "stages": stages,
         "microbatches": found.parts,
+        "bf16": precision == "bf16",
     }
     (real,) = counted(tmp_path, [case])
-    assert found.stages == pytest.approx(real, rel=0.05)
+    # in bf16 a stage's last gradients are reduced in buffers that aren't planned
+    assert found.stages == pytest.approx(real, rel=0.05 if precision == "fp32" else 0.07)
 
 
 def test_a_gpu_counted_what_is_planned(run_once, tmp_path):

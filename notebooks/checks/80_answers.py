@@ -48,6 +48,8 @@ def check_80_1(script):
 
 def check_80_2(script):
     judged(script, "--strict", "--batches=4")
+    _, (_, other) = run(script, 2)
+    assert not losses(other["printed"]), "Both processes print losses: let only rank 0 print."
 
 
 def check_80_3(script):

@@ -36,7 +36,7 @@ def run(script, processes, *words, place=".", seconds=SECONDS, **how):
     results = ranks.run_program(source, noted, processes, seconds, group=False, files=files)
     for _, _, error in results:
         assert not error, error
-    seen = [noted for _, noted, _ in results]
+    seen = [noted | {"printed": printed} for printed, noted, _ in results]
     assert all(noted.get("steps") for noted in seen), "It makes no step of an optimizer."
     return results[0][0], seen
 

@@ -112,7 +112,7 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-def pipelined(name, batch, length, stages, microbatches) -> list:
+def pipelined(name, batch, length, stages, microbatches, bf16=False) -> list:
     """Return the bytes at the peak of each process of a pipeline, by all that it has allocated since it has a model."""
     rank, world = dist.get_rank(), dist.get_world_size()
     with torch.device("meta"):
@@ -121,12 +121,16 @@ def pipelined(name, batch, length, stages, microbatches) -> list:
         stage.to_empty(device="cpu")
         for weight in stage.parameters():
             nn.init.normal_(weight, std=0.02)
+        for layer in [*stage.layers, stage] if bf16 else []:  # as train_gpt.py's --bf16
+            alone = init_device_mesh("cpu", (world, 1), mesh_dim_names=("pp", "fsdp"))["fsdp"]
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            fully_shard(layer, mesh=alone, mp_policy=policy, reshard_after_forward=False)
         optimizer = torch.optim.AdamW(stage.parameters(), fused=True)
         tokens, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))
         given = ([tokens], {}) if rank == 0 else ([], {"target": labels, "losses": []})
         pipe = PipelineStage(stage, rank, world, torch.device("cpu"))
         schedule = Schedule1F1B(
-            pipe, microbatches, lambda out, to: cross_entropy(out.flatten(0, 1), to.flatten())
+            pipe, microbatches, lambda out, to: cross_entropy(out.flatten(0, 1).float(), to.flatten())
         )
         for _ in range(2):
             schedule.step(*given[0], return_outputs=False, **given[1])

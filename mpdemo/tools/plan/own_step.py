@@ -44,6 +44,7 @@ class Way(NamedTuple):
     copies: int = 1  # of these shards, one per node (HSDP)
     tensor: int = 1  # processes that split the Linears of every block
     held: bool = False  # whether the gradients of an earlier microbatch are there
+    stage: bool = False  # of a pipeline: its weights stay cast and its gradients whole between microbatches
     rank: int = 0  # of LoRA's adapters; 0: none
     compiled: bool = False  # by torch.compile
 
@@ -111,20 +112,15 @@ def computed(model, way, states, size, count) -> Step:
         except Exception as error:
             if way.tensor > 1:
                 raise NotPlanned(variants.in_words(model.blocks_of(model.template))) from error
-            raise NotPlanned(
-                f"a step like that fails on tensors without numbers ({error_line(error)})"
-            ) from error
+            why = f"a step like that fails on tensors without numbers ({error_line(error)})"
+            raise NotPlanned(why) from error
 
 
 def step(model, way, states, batch, count) -> Step:
     """Compute one step in this thread, as one process of a world that sends nothing."""
     world = fake_world(way.shards * way.copies) if way.is_sharded else nullcontext()
-    memory, sent, kernels, fake = (
-        LiveMemory(),
-        CountMessages(),
-        Kernels(),
-        FakeTensors(allow_non_fake_inputs=True),
-    )
+    memory, sent, kernels = LiveMemory(), CountMessages(), Kernels()
+    fake = FakeTensors(allow_non_fake_inputs=True)
     with world, quiet(), memory, without_surprises():
         with fake:
             module = model.copy(count)
@@ -134,11 +130,15 @@ def step(model, way, states, batch, count) -> Step:
         with fake:
             trained = [p for p in module.parameters() if p.requires_grad]
             kept = [[torch.empty_like(local(p)) for _ in range(states)] for p in trained if not way.offload]
-            for p in trained if way.held else []:
+            whole = module.parameters(), trained, module.buffers()
+            weights, gradients, buffers = (size([local(t) for t in tensors]) for tensors in whole)
+            for p in trained if way.held and not way.stage else []:
                 p.grad = torch.empty_like(p)
             if way.offload:
                 phases.offload(module)
-            phases.enter("before")
+            if way.stage:  # the earlier microbatch leaves copies of weights, and sums of gradients
+                backward(model.loss(model.compute(module, model.inputs(batch))))
+            phases.begin()
             on_gpu = OnGpu(way.compiled)
             with kernels, sent if way.is_sharded else nullcontext(), on_gpu:
                 inputs = model.inputs(batch, in_16_bits=way.rank and way.half == "bf16")
@@ -154,11 +154,6 @@ def step(model, way, states, batch, count) -> Step:
                 backward(loss)
             phases.enter("end")
             del kept, inputs
-        sizes = [
-            size([local(t) for t in tensors])
-            for tensors in (module.parameters(), trained, module.buffers())
-        ]
-    weights, gradients, buffers = sizes
     each = defaultdict(lambda: np.zeros(2))
     for kind, bytes_ in sent.messages:
         each[kind] += bytes_, 1
@@ -199,7 +194,11 @@ def _shard(module, layers, way):
     if way.half == "autocast":
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, False)
     for layer in [*layers, module]:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False if way.stage else None)
+    if way.stage:  # as PyTorch's stages do for all microbatches but the last one
+        module.set_is_last_backward(False)
+        module.set_reshard_after_backward(False)
+        module.set_requires_gradient_sync(False)
 
 
 def _count_reduction(sent, output):
@@ -221,6 +220,11 @@ class Phases:
         self.on_host = [p for p in module.parameters() if p.requires_grad]
         for p in module.parameters():
             self.memory.move(local(p).untyped_storage(), "host")
+
+    def begin(self):
+        """Begin the first phase, and forget all before."""
+        self.enter("before")
+        self.levels, self.work, self.crossing = defaultdict(list), defaultdict(list), []
 
     def enter(self, name):
         """Begin a phase; what happened since the last one began is that one's."""
@@ -265,7 +269,7 @@ class Phases:
 
     def found(self):
         """Return levels and work by phase, as arrays."""
-        names = [name for name in self.levels if name not in (None, "end")]
+        names = [name for name in self.levels if name != "end"]
         kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
         levels = {name: np.array(self.levels[name], dtype=float) for name in kept}
         return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 5) for name in names}
