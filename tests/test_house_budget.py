@@ -40,7 +40,7 @@ COURSE = [
     ("/jobs", 12_950, "spec, sites, batch script, check, submission, following"),
     (
         "/notebook /demo.py",
-        14_430,  # 2,600 of it draw small tensors with who has what, and what is sent
+        14_520,  # 2,600 of it draw small tensors with who has what, and what is sent
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
 ]
@@ -53,7 +53,7 @@ TOOLS = [
     (
         "/tools/plan",
         # each operation as a GPU computes it, eager and compiled, offload and its host, what each row was compared with
-        22_830,
+        22_960,
         "what fits: any model on fake tensors, and every strategy",
     ),
     (
@@ -71,12 +71,12 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        81_130,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
+        81_280,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
         "what jobs measure, exercises run and readers take home",
     ),
     (
         "tests",
-        200_780,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        201_360,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

@@ -144,18 +144,24 @@ def test_a_row_says_what_it_was_compared_with(course, monkeypatch):
 
 def test_notebook_72_says_how_many_published_runs_lie_inside():
     page = (root() / "tests/bench/published.md").read_text()
-    inside = {}
-    for group in ("Runs that were known", "Blind runs"):
-        lines = page.partition(f"\n## {group}")[2].partition("\n## ")[0].splitlines()
-        rows = [[cell.strip() for cell in line.split("|")] for line in lines if "sdp, " in line]
-        inside[group] = [row[9] == "yes" for row in rows]
-        assert all(row[9] == "yes" or float(row[7]) < 1 for row in rows)  # took longer than planned
-    both = sum(inside.values(), [])
+    known, blind = (
+        [
+            [cell.strip() for cell in line.split("|")]
+            for line in page.partition(f"\n## {group}")[2].partition("\n## ")[0].splitlines()
+            if "sdp, " in line
+        ]
+        for group in ("Runs that were known", "Blind runs")
+    )
+    out = [row for row in known + blind if row[9] == "no"]
+    times = sorted(1 / float(row[7]) for row in out)
+    count, inside = len(known + blind), len(known + blind) - len(out)
     notebook = (root() / "notebooks/72_which_one.ipynb").read_text()
-    assert f"last column's {len(both)} published runs are of FSDP and HSDP" in notebook
-    assert f"{sum(both)} lay inside the interval, and the other {len(both) - sum(both)} took" in notebook
-    assert f"two of the {len(both)} were planned blind, and one of those lay inside" in notebook
-    assert inside["Blind runs"] in ([True, False], [False, True])
+    assert f"last column's {count} published runs are of FSDP and HSDP" in notebook
+    said = f"{inside} lay inside the interval. The other {len(out)}, all on H100 or H200, took"
+    assert f"{said} {times[0]:.1f} to {times[-1]:.1f} times the planned time." in notebook
+    assert all(row[3].endswith(("h100", "h200")) for row in out)
+    assert f"Only two of the {count} were planned blind, and one of those lay inside" in notebook
+    assert sorted(row[9] for row in blind) == ["no", "yes"]
 
 
 @pytest.mark.parametrize(
