@@ -161,8 +161,10 @@ KeyError: 'zebra'"""
 
 def shows_none(head, healthy) -> bool:
     """Whether the beginning of a log shows no failure, nor is about to: the exception that follows is the first."""
-    last, said = head.rpartition("\n")[2], explain.find(head)
-    if looks.TRACEBACK in last or looks.IGNORED.search(last) or looks.THREAD.search(last):
+    last, said = head.rstrip().rpartition("\n")[2], explain.find(head)
+    if looks.TRACEBACK in last or any(
+        begun.search(last) for begun in (looks.IGNORED, looks.THREAD, looks.CHAIN)
+    ):
         return False
     return not any(
         found.place or found.known.kind == "node" or "CANCELLED AT" in found.line or not healthy
