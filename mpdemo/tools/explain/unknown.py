@@ -66,6 +66,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (r"(?P<a>[\w.]{1,99}\(\)) got an unexpected keyword argument (?P<b>'\w+')",
      "{} takes no {}: misspelt, or of another version of the library"),
     (r"(?P<a>[\w.]{1,99}\(\)) missing \d+ required [\w-]+ arguments?: (?P<b>.{1,200})", "{} is called without {}"),
+    (r"\[Errno \d+\] (?P<b>[^:\n]{1,99}): (?P<a>'.{1,200}')", "the system says of {}: {}"),
     (r"\bname (?P<a>'\w+') is not defined(?P<b>)", "{} is unknown here: misspelt, not imported, or set elsewhere"),
     (r"local variable (?P<a>'\w+') (?:where it is not|referenced before)(?P<b>)",
      "{} has no value yet: the line that sets it was not reached (an empty loop, another branch)"),
