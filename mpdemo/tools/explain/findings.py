@@ -171,7 +171,7 @@ def _since_restart(log, seen) -> list:
 def _went_on(log, s) -> bool:
     """Whether the run made progress after lines that need not be a failure."""
     later = log.finite[-1:] if s.says == "nan" else log.steps[-2:-1]
-    return (s.warns or s.says not in ("exception", "hard", "fault")) and any(n > s.last for n in later)
+    return s.says not in ("exception", "hard", "fault") and any(n > s.last for n in later)
 
 
 def _survived(log, s) -> bool:
