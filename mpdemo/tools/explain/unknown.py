@@ -50,9 +50,9 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
     (rf"{BEGIN}{A} exceed(?:s|ed)? {B}{END}", "{} must not exceed {}"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
-    (rf"{BEGIN}{A} (?:do(?:es)?(?: not|n't)|cannot|can't) (?:support|handle|work with|be used (?:with|in|on)) {B}{END}",
+    (rf"{BEGIN}{A} (?:(?:do(?:es)?(?: not|n't)|cannot|can't) (?:support|handle|work with|be used (?:with|in|on))|"
+     rf"{BE} (?:incompatible|not compatible) with) {B}{END}",
      "{} can't be used with {}"),
-    (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (rf"{BEGIN}{A} (?:(?:must be|needs to be|has to be|should be|is not|was not|are not|not) "
      rf"(?:{BARE})|(?:is|are) required)(?P<b>){END}",
      "{} is not given, in the configuration or on the command line"),
