@@ -226,14 +226,8 @@ def _findings(log, seen):
         count = sum(len(s.numbers) for s in some)
         place = next((s.trace.place for s in some if s.trace and s.label == first.label), "")
         line = f"{first.label} {first.text}".strip()
-        yield Finding(
-            replace(with_ranks(log, some), kind=kind),
-            first.numbers[0] + 1,
-            line,
-            count,
-            place,
-            first.label,
-        )
+        known = replace(with_ranks(log, some), kind=kind)
+        yield Finding(known, first.numbers[0] + 1, line, count, place, first.label)
 
 
 def report(text: str | Log) -> str:
