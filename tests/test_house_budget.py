@@ -58,7 +58,7 @@ TOOLS = [
     ),
     (
         "/tools/explain",
-        13_830,
+        14_180,
         "the first cause in a log, which log, what Slurm says, where the ranks of a hanging job are",
     ),
     ("/tools/cluster", 3_050, "a throw-away Slurm"),
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        201_380,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        201_590,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

@@ -20,7 +20,7 @@ from mpdemo.paths import root
 from mpdemo.settings.schedules import check_schedule
 from mpdemo.tools.explain import asked, looks, reading
 from mpdemo.tools.explain import findings as explain
-from mpdemo.tools.explain.known import KINDS, known_failures, known_in
+from mpdemo.tools.explain.known import KINDS, REASONS, known_failures, known_in
 
 LOGS = Path(__file__).parent / "logs"
 # What is expected of each log: the file NAME.txt, or lines from public bug reports (more.json names them).
@@ -90,7 +90,16 @@ def test_each_row_of_the_table_is_found_in_a_real_message():
 
 def test_no_message_of_the_table_stands_behind_another_row():
     rows = [(known, words) for known in known_failures() for words in known.seen]
-    lines = [(known, re.sub(r"^\^|\$$", "", words).replace("...", "x")) for known, words in rows]
+    reasons = {name.split()[0]: " " + texts.partition("|")[0] for name, texts in REASONS.items()} | {
+        "-": ""
+    }
+    lines = [
+        (
+            known,
+            re.sub(r"^\^|\$$", "", words).replace("...", "x") + reasons[(known.errno or "-").split()[0]],
+        )
+        for known, words in rows
+    ]
     assert [line for known, line in lines if known_in(line, known.by) != known] == []
 
 
@@ -229,6 +238,44 @@ def test_the_order_of_evidence():
 def test_messages_match_as_whole_words(line, seen):
     known = known_in(line)
     assert seen in known.seen if seen else known is None
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("NCCL WARN Call to shm_open failed : Permission denied", "ls -ld /dev/shm"),
+        ("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 33030532 bytes", "--shm-size"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/a'", "--shm-size"),
+        ("PermissionError: [Errno 13] Permission denied: '/scratch/.triton/cache/b'", "owner"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/scratch/.triton/cache/b'", "its own"),
+        (
+            "slurmstepd: error: pyxis: tar: /raid/a: Ne peut open: Permission non accordée",
+            "ENROOT_CACHE_PATH",
+        ),
+        (
+            "cp: 'a' kann nicht angelegt werden: Auf dem Gerät ist kein Speicherplatz mehr verfügbar",
+            "quota",
+        ),
+    ],
+)
+def test_a_reason_outranks_a_path_or_a_call_in_any_language(line, remedy):
+    assert remedy in known_in(line).do
+
+
+@pytest.mark.parametrize(
+    ("text", "reports"),
+    [
+        ("RuntimeError: Command failed with return code 1", True),
+        ("Exception: process 3 terminated with exit code 1", True),
+        ("TuneError: 2 trials failed", True),
+        ("RuntimeError: worker failed: no such label", False),
+        ("RuntimeError: the workers failed to agree on a shape", False),
+    ],
+)
+def test_an_exception_that_only_reports_a_failure_is_no_cause(text, reports):
+    own = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+    findings = explain.find(f"step 1\nerror: the zebra is lost\n{own}{text}\n")
+    assert ("zebra" in findings[0].line) is reports
 
 
 @pytest.mark.parametrize(

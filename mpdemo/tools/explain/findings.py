@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from mpdemo import paths
 from mpdemo.tools.explain import looks
-from mpdemo.tools.explain.known import BLAMED, KINDS, UNKNOWN, Known, known_in
+from mpdemo.tools.explain.known import BLAMED, KINDS, UNKNOWN, Known, known_in, spelled
 from mpdemo.tools.explain.reading import Log, Seen
 from mpdemo.tools.explain.unknown import advice, unknown, with_ranks
 
@@ -18,7 +18,6 @@ LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
 STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
-DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
 
 
 @dataclass
@@ -100,7 +99,7 @@ def weigh(s) -> str:
         return s.known.kind
     if s.says == "error" and not s.warns:
         return "error"
-    return "warning" if looks.FAILS.search(s.text) else ""
+    return "warning" if looks.FAILS.search(spelled(s.text)[0]) else ""
 
 
 def _judged(log) -> list:
@@ -146,12 +145,13 @@ def _of_message(s):
     if looks.BARE.match(s.text) and s.message:
         s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
-    place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
-    besides = DOWNLOAD if web else ""
+    place, besides = (" ".join(s.trace.inner), s.trace.within) if s.trace else ("", "")
     rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
     # a later line that reports another process's end says nothing of this one
     rows = [row for row in rows if row[0] and (row[1] == s.numbers[0] or row[0].kind != "consequence")]
+    reports = s.uncaught and looks.REPORTS.search(s.text) and not advice(s.text)
+    rows = rows or [(UNKNOWN["exit"], *lines[0])] * bool(reports)
     wraps = looks.WRAPS.search(s.text)
     found = sorted(rows[:: -1 if wraps else 1], key=lambda row: KINDS.index(row[0].kind))
     inner = [line for line in lines if wraps and looks.EXCEPTION.search(line[1])] or lines[:1]

@@ -30,6 +30,39 @@ SIGNAL = re.compile(
     r"signal[\s:=]{1,4}(\d\d?)\b|(?:code|status|exited with)[\s:=]{1,4}(?:-(\d\d?)|(1[34]\d))\b", re.I
 )
 
+# how the C library says why a call failed, in English (which its rows in the table use), German, French and Spanish
+REASONS = {
+    "EPERM 1": "Operation not permitted|Die Operation ist nicht erlaubt|Opération non permise|"
+    "Operación no permitida",
+    "ENOENT 2": "No such file or directory|Datei oder Verzeichnis nicht gefunden|"
+    "Aucun fichier ou dossier de ce type|Aucun fichier ou dossier de ce nom|"
+    "No existe el archivo o el directorio|No existe el fichero o el directorio",
+    "EIO 5": "Input/output error|Eingabe-/Ausgabefehler|Erreur d'entrée/sortie|Error de entrada/salida",
+    "ENOMEM 12": "Cannot allocate memory|Nicht genügend Hauptspeicher verfügbar|"
+    "Impossible d'allouer de la mémoire|No se pudo asignar memoria",
+    "EACCES 13": "Permission denied|Keine Berechtigung|Permission non accordée|Permiso denegado",
+    "EBUSY 16": "Device or resource busy",
+    "EEXIST 17": "File exists|Die Datei existiert bereits|Le fichier existe|El archivo ya existe|"
+    "El fichero ya existe",
+    "ENODEV 19": "No such device",
+    "EMFILE 24": "Too many open files|Zu viele offene Dateien|Trop de fichiers ouverts|"
+    "Demasiados archivos abiertos|Demasiados ficheros abiertos",
+    "ETXTBSY 26": "Text file busy",
+    "EFBIG 27": "File too large",
+    "ENOSPC 28": "No space left on device|Auf dem Gerät ist kein Speicherplatz mehr verfügbar|"
+    "Aucun espace disponible sur le périphérique|No queda espacio en el dispositivo",
+    "EROFS 30": "Read-only file system|Das Dateisystem ist nur lesbar|"
+    "Système de fichiers accessible en lecture seulement|Sistema de archivos de solo lectura",
+    "ENOTEMPTY 39": "Directory not empty",
+    "ESTALE 116": "Stale file handle|Stale NFS file handle",
+    "EDQUOT 122": "Disk quota exceeded|Disc quota exceeded",
+}
+WAYS = [  # in small letters: a reason in words or as a number, its name, its English words
+    (way.lower(), name.split()[0], texts.partition("|")[0])
+    for name, texts in REASONS.items()
+    for way in (*texts.split("|"), f"errno {name.split()[1]}]")
+]
+
 
 @dataclass(frozen=True)
 class Known:
@@ -44,6 +77,8 @@ class Known:
     by: str = ""  # "slurm": its commands say this where they refuse
     # the words mean something else in a line, or raised at a place, in which this expression is found
     unless: str = ""
+    # the reasons, of `REASONS`, of which a line must give one: "EACCES EPERM"; with "-" among them it may give none
+    errno: str = ""
     retry: bool = False  # the same job may succeed if it is only started again
 
     @functools.cached_property
@@ -62,7 +97,7 @@ class Known:
 
     def explained(self, line) -> tuple[str, str]:
         """Say what it is and what to do, with the text that the message's last ``...`` stood for in a line."""
-        match = self.pattern.search(line)
+        match = self.pattern.search(spelled(line)[0])
         shown = [part for part in match.groups() if part is not None] if match else []
         if not shown:
             return self.what, self.do
@@ -113,15 +148,28 @@ def known_in(line, by="", place="") -> Known | None:
 
     `place` is where it was raised, if a traceback says it.
     """
-    spelled = SIGNAL.search(line)
-    name = SIGNALS.get(int(spelled[spelled.lastindex]) % 128) if spelled else ""
-    line += f" ({name})" if name else ""
+    line, reason = spelled(line)
     fitting = (
         known
         for piece, known in _pieces()
-        if piece in line and by in known.by and known.pattern.search(line)
+        if piece in line
+        and by in known.by
+        and not (known.errno and reason not in known.errno.split())
+        and known.pattern.search(line)
     )
     return next((k for k in fitting if not (k.unless and re.search(k.unless, f"{place} {line}"))), None)
+
+
+def spelled(line) -> tuple[str, str]:
+    """Return a line as the table spells it, a signal's name behind it, a reason in English; the reason, or "-"."""
+    signal = SIGNAL.search(line)
+    name = SIGNALS.get(int(signal[signal.lastindex]) % 128) if signal else ""
+    small = line.lower()
+    way, reason, words = next((way for way in WAYS if way[0] in small), ("", "-", ""))
+    if way and way[-1] != "]":
+        at = small.find(way)
+        line = line[:at] + words + line[at + len(way) :]
+    return line + (f" ({name})" if name else ""), reason
 
 
 def with_cause(refusal) -> str:

@@ -44,7 +44,10 @@ BOX = re.compile(r"^([│╭╰])(.*?)[│╮╯]?\s*$")  # Rich draws one aroun
 BOXED_PLACE = re.compile(r" {0,9}(\S{1,300}):(\d+) in (\S+)")
 # IPython's places
 CELL = re.compile(r"^(?:File (\S{1,300}):(\d+), in ([^\s(]+).*|(Cell In ?\[\d+\]), line (\d+))")
-WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/(?!web|server)")  # a client
+WITHIN = {  # what the file of a frame says of the line that raised, in words of the table
+    " (in a download)": re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/(?!web|server)"),
+    " (in a worker)": re.compile(r"/torch/utils/data/_utils/worker\.py$|/multiprocessing/pool\.py$"),
+}
 RAISED = re.compile(
     r"^(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)"
 )
@@ -113,8 +116,14 @@ LAUNCHERS = re.compile(  # what a launcher or Python says around a failure
     r"SIGTERM|Terminating process|closing signal|exitcode|^Traceback|^(?:Sender|Subject): |"
     r"torch/distributed/(?:run|elastic)"
 )
+REPORTS = re.compile(  # an exception that only says that somebody failed
+    r": (?!.*: )(?=.*\b(?:command|process(?:es)?|child(?:ren)?|(?:worker|task|job|trial|script|rank|actor)s?)\b)"
+    r".{0,120}\b(?:failed|exited|died|crashed|terminated|errored)\b(?! to\b)[^:]{0,60}$",
+    re.I,
+)
 EXITED = re.compile(
-    r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
+    r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:(?:exit|return) )?(?:code|status)"
+    r"[ :=]*(?:-?[1-9]|no)|"
     r"exited with non-zero|\bended with [1-9]|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|"
     r"^\s*Status: +Failed|HYDRA_FULL_ERROR"
 )

@@ -21,7 +21,6 @@ from mpdemo.tools.explain.looks import (
     THREAD,
     TRACEBACK,
     WARNS,
-    WEB,
 )
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
@@ -53,7 +52,7 @@ class Trace:
     indent: int = 1  # of its frames
     code: str = ""  # the line that raised
     inner: list = field(default_factory=list)
-    web: bool = False
+    within: str = ""  # see `looks.WITHIN`
 
     def frame(self, match):
         """Note a frame, the match of `FILE`."""
@@ -63,7 +62,8 @@ class Trace:
         self.indent = match.start(1) - len('File "')
         if own or not self.own:
             self.place = f"{match[1]}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
-        self.own, self.web = self.own or own, self.web or bool(WEB.search(file))
+        self.own = self.own or own
+        self.within += "".join(words for words, files in looks.WITHIN.items() if files.search(file))
 
 
 @dataclass(eq=False)
@@ -257,7 +257,8 @@ class Log:
         if ends or new or len(times) > 1:
             del self.message[label]
             return False
-        seen.message.append((number, text.strip()))
+        if text.strip():
+            seen.message.append((number, text.strip()))
         return True
 
     def _alone(self, number, label, text, kind) -> Kind:
