@@ -311,6 +311,11 @@ def test_a_launchers_report_is_no_part_of_an_errors_message():
     assert [(finding.number, finding.line) for finding in findings] == [(1, lines[0]), (3, lines[2])]
 
 
+def test_a_line_with_a_time_is_no_part_of_a_message_without_one():
+    said = explain.find(f"{FOREIGN}\n2026-05-01 10:00:00 cleaning up /tmp/x: No space left on device")
+    assert "zebra" in said[0].line
+
+
 def test_a_frame_of_a_stack_of_cpp_is_no_error():
     """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
     frames = [
