@@ -71,7 +71,7 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        81_280,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
+        81_360,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
         "what jobs measure, exercises run and readers take home",
     ),
     (
