@@ -252,6 +252,11 @@ def test_messages_match_as_whole_words(line, seen):
             "slurmstepd: error: pyxis: tar: /raid/a: Ne peut open: Permission non accordée",
             "ENROOT_CACHE_PATH",
         ),
+        ("OSError: [Errno 30] Read-only file system: '/opt/cache/.triton/cache/b'", "--writable-tmpfs"),
+        ("OSError: [Errno 24] inotify instance limit reached", "max_user_watches"),
+        ("OSError: [Errno 27] File too large", "ulimit -a"),
+        ("Failed to initialize NVML: Driver/library version mismatch", "restart the driver"),
+        ("bash: ./a.sh: /bin/bash: bad interpreter: Permission denied", "noexec"),
         (
             "cp: 'a' kann nicht angelegt werden: Auf dem Gerät ist kein Speicherplatz mehr verfügbar",
             "quota",
