@@ -112,7 +112,7 @@ def _judged(log) -> list:
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
             # it warned when the training had run, not of its start
             s.known = replace(s.known, kind="waiting")
-        if s.known and (s.wraps or _after_the_end(log, s)):
+        if s.known and _after_the_end(log, s):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
             rival = best.get(rival, rival)
@@ -146,6 +146,7 @@ def _of_message(s):
         s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
     place, besides = (" ".join(s.trace.inner), s.trace.within) if s.trace else ("", "")
+    place += f" {s.text}"  # whose words say what those of the next lines are about
     rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
     # a later line that reports another process's end says nothing of this one
@@ -163,9 +164,10 @@ def _of_message(s):
 def _since_restart(log, seen) -> list:
     """Drop what was seen before the run resumed or was started anew, and made progress."""
     start = max((n for n in log.restarts if n < (log.steps or [-1])[-1]), default=-1)
+    seen = [s for s in seen if s.last > start]
     for s in seen:
-        s.numbers = [number for number in s.numbers if number >= start] if s.last > start else s.numbers
-    return [s for s in seen if s.last > start]
+        s.numbers = [number for number in s.numbers if number > start]
+    return seen
 
 
 def _went_on(log, s) -> bool:
@@ -218,8 +220,7 @@ def _findings(log, seen):
     """Yield a `Finding` for all lines that show the same."""
     rows = {}
     for s in seen:
-        key = s.known.seen if s.known.seen else re.sub(r"\d", "", s.text)
-        rows.setdefault(key, []).append(s)
+        rows.setdefault(s.known.seen or re.sub(r"\d", "", s.text), []).append(s)
     for some in rows.values():
         some.sort(key=lambda s: s.known.kind == "consequence")  # a wrapper behind what it wraps
         first, kind = some[0], min((s.known.kind for s in some), key=KINDS.index)

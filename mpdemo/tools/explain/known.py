@@ -20,7 +20,8 @@ KINDS = (
     "hint",
     "vague",
     "unknown",  # a line that looks like an error, and that no row of the table knows
-    "ended",  # from outside
+    "ended",  # from outside, as the one says who ended it
+    "told",  # a signal to end came, and not said from whom
     "consequence",
 )
 BLAMED = KINDS[:4]

@@ -46,7 +46,6 @@ class Trace:
     ignored: bool = False  # by Python, which says so above it
     thread: bool = False  # of a thread beside the program
     direct: bool = False  # whether it was raised from the earlier one
-    outer: "Seen | None" = None  # the exception whose message it is
     place: str = ""
     own: bool = False  # whether a frame is the reader's
     indent: int = 1  # of its frames
@@ -76,7 +75,6 @@ class Seen:
     known: Known | None = None
     label: str = ""
     trace: Trace | None = None
-    wraps: bool = False  # whether its message is another exception with its traceback
     message: list = field(default_factory=list)  # further lines of an exception's message: (number, text)
 
     @property
@@ -195,10 +193,8 @@ class Log:
                 and (HEADLESS.match(part) or outer and not outer.message)
             ):
                 self._begin(number, label)
-                self.open[label].outer = outer
             if TRACEBACK in part:
                 self._begin(number, label)
-                self.open[label].outer = outer if part.startswith("Original ") else None
             elif not (self._in_message(number, label, part) or self._in_traceback(number, label, part)):
                 kind = self._alone(number, label, part, kind)
         return kind
@@ -210,8 +206,9 @@ class Log:
         above = next((text for own, text in lines if own == label and text.strip()), "")
         earlier = self.newest.get(label) if CHAIN.search(above) else None
         ignored = IGNORED.search(above) or earlier and earlier.trace.ignored
-        direct = DIRECT in above
-        self.open[label] = Trace(number, earlier, bool(ignored), bool(THREAD.search(above)), direct)
+        self.open[label] = Trace(
+            number, earlier, bool(ignored), bool(THREAD.search(above)), DIRECT in above
+        )
         self._attend(number, OPEN)
 
     def _attend(self, number, lines):
@@ -233,8 +230,6 @@ class Log:
             self._attend(number, MESSAGE)
             seen = Seen([number], said.strip(), "exception", label=label, trace=trace)
             self.newest[label] = self.message[label] = seen
-            if trace.outer:
-                trace.outer.wraps = True
             self.seen += [] if trace.ignored else [seen]
         else:
             marked = looks.MARKED.match(text)
@@ -269,12 +264,13 @@ class Log:
         known = says and known_in("loss is nan" if says == "nan" else text)
         if not says or not known and says in ("hard", "soft", "nan"):
             return kind
-        if known not in kind.seen:
-            kind.seen[known] = Seen([], text.strip(), says, known, label)
-            self.seen.append(kind.seen[known])
-        kind.seen[known].numbers.append(number)
+        seen = kind.seen.get(known)
+        if not seen:
+            seen = kind.seen[known] = Seen([], text.strip(), says, known, label)
+            self.seen.append(seen)
+        seen.numbers.append(number)
         if says in ("exception", "error", "fault"):
-            self.message[label] = kind.seen[known]
+            self.message[label] = seen
             self._attend(number, MESSAGE)
         return kind
 

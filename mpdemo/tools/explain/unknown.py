@@ -61,12 +61,15 @@ AGREE = [  # two things of a message, and what must hold between them
      "there is no entry {} in {}"),
     (r"(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:(?:is|was) )?not (?:found )?in:? (?:\[|\{|\w+\())",
      "there is no entry {} in {}"),
-    (r"(?P<a>'NoneType' object (?:has no attribute ['\"]\w{1,60}['\"]|is not \w+)|non-iterable NoneType)(?P<b>)",
+    (r"(?P<a>object of type 'NoneType' has no len|"
+     r"'NoneType' object (?:has no attribute ['\"]\w{1,60}['\"]|is not \w+)|non-iterable NoneType)(?P<b>)",
      "a value is None ({}): what should have made it found nothing, or was left out"),
     (r"(?P<a>[\w.]{1,99}\(\)) got an unexpected keyword argument (?P<b>'\w+')",
      "{} takes no {}: misspelt, or of another version of the library"),
     (r"(?P<a>[\w.]{1,99}\(\)) missing \d+ required [\w-]+ arguments?: (?P<b>.{1,200})", "{} is called without {}"),
     (r"\[Errno \d+\] (?P<b>[^:\n]{1,99}): (?P<a>'.{1,200}')", "the system says of {}: {}"),
+    (r"object of type (?P<a>'(?!int'|float')[\w.]+') has no len\(\)(?P<b>)",
+     "{} has no length, as an iterable data set, which is read as a stream, has none"),
     (r"\bname (?P<a>'\w+') is not defined(?P<b>)", "{} is unknown here: misspelt, not imported, or set elsewhere"),
     (r"local variable (?P<a>'\w+') (?:where it is not|referenced before)(?P<b>)",
      "{} has no value yet: the line that sets it was not reached (an empty loop, another branch)"),
@@ -93,6 +96,11 @@ PROCESSES = re.compile(r"world.?size|\b(?:processes|ranks)\b", re.I)
 FIRST_SIZE = re.compile(r"(?<=[\[(])\d+(?=, \d)")  # of a shape
 SIZE = re.compile(r"[1-9]\d*(?=\D*$)")  # the last number
 LAST_BATCH = "; only the first size differs, as that of a last batch that is smaller (drop_last=True)"
+MORE_CAME = (
+    "more processes came than the world size: start each once (by srun's tasks or by mp.spawn, not by both), and with "
+    "a store (its file or port) that no other run has used"
+)
+CAME = re.compile(r"world_size=(\d+), worker_count=(\d+)")
 LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
 ABSENT = re.compile(
     r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)"
@@ -119,7 +127,7 @@ def library_of(places) -> str:
 
 def unknown(seen) -> Known:
     """Return what an exception, or a line that looks like an error, says of itself."""
-    text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)[:MESSAGE]
+    text = "\n".join([seen.text, *(line for _, line in seen.message)])[:MESSAGE]
     library = library_of(seen.trace.inner) if seen.trace else ""
     plain = "an error" if seen.trace and not seen.trace.own else "an error in the program"
     says = {"exception": plain, "words": UNKNOWN["words"].what}
@@ -133,13 +141,23 @@ def unknown(seen) -> Known:
     if said := advice(text):
         do = f"the message says: {said}"
     elif "multiple" in demand and PROCESSES.search(text):
-        do = "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with "
-        do += "the one that the settings ask for, such as the parallel sizes"
+        do = (
+            "compare the number of processes that the launcher has started (--nproc-per-node, --ntasks) with the one "
+            "that the settings ask for, such as the parallel sizes"
+        )
     elif NOT_THERE.search(text):
         do = "check this path and its spelling, as the job sees it: from the folder in which it runs, on its node"
+    elif came := CAME.search(text):
+        do = (
+            MORE_CAME
+            if int(came[2]) > int(came[1])
+            else "find the processes that failed before or never started"
+        )
     elif LATE.search(text):
-        do = "find what it waited for: another rank (see its own last lines), the disk or the network; "
-        do += "a longer timeout helps only if that is slow"
+        do = (
+            "find what it waited for: another rank (see its own last lines), the disk or the network; a longer timeout "
+            "helps only if that is slow"
+        )
     else:
         do = _place(seen, library)
     return Known((), what, do)
@@ -162,25 +180,31 @@ def _demand(seen, text) -> str:
 
 def _place(seen, library) -> str:
     """Return what to do about an exception of which only its place is known: whose code it is."""
-    if not seen.trace:
+    trace = seen.trace
+    if not trace:
         return "search for the message's words; read the lines around it"
-    refused = REFUSAL.match(seen.text) and seen.trace.code.startswith(("raise", "assert"))
-    if LAUNCHER.search(" ".join(seen.trace.inner)) and not seen.trace.own:
-        do = "the launcher failed before your program began: look at the options that it was given, such as the "
-        return do + "number of processes, and the address and port of rank 0"
-    if not seen.trace.own:
+    if not trace.own:
+        if LAUNCHER.search(" ".join(trace.inner)):
+            return (
+                "the launcher failed before your program began: look at the options that it was given, such as the "
+                "number of processes, and the address and port of rank 0"
+            )
         return "no line of your program stands in the traceback; search for the message's words"
-    if library and refused:
-        do = (
-            f"{library} checks what it was given, and refuses it: change the setting or the input that the "
+    if REFUSAL.match(seen.text) and trace.code.startswith(("raise", "assert")):
+        if library:
+            return (
+                f"{library} checks what it was given, and refuses it: change the setting or the input that the "
+                "message names; this place in your own program hands it over"
+            )
+        return (
+            "look at this place: it checks a setting or an input, and refuses it; change what it names, "
+            "not the check"
         )
-        return do + "message names; this place in your own program hands it over"
     if library:
-        do = f"look at this place in your own program, and at what it hands to {library}; "
-        return do + "search for the message's words"
-    if refused:
-        do = "look at this place: it checks a setting or an input, and refuses it; "
-        return do + "change what it names, not the check"
+        return (
+            f"look at this place in your own program, and at what it hands to {library}; "
+            "search for the message's words"
+        )
     return "look at this place: the program itself raised the error, and the lines above it say when"
 
 
