@@ -78,12 +78,10 @@ def _found(log):
         s.known = replace(s.known, kind=weigh(s))
     seen = [s for s in seen if s.known.kind]
     rest = [s for s in seen if not (s.says == "exception" and _survived(log, s))]
-    for some in (rest, seen):
-        if _ended_well(log, some):
-            return []
-        if any(s.known.kind in ("node", "cause") for s in some):
-            seen = some
-            break
+    if _ended_well(log, rest):
+        return []
+    if any(s.known.kind in ("node", "cause") for s in rest):
+        seen = rest
     return _findings(log, seen + _last_words(log, seen))
 
 
@@ -128,15 +126,17 @@ def _explains(s, rival) -> bool:
     """Whether an exception explains what happened, and the one before it in a chain doesn't: first come, first told."""
     if s.known.kind == "consequence" or not rival.known or rival.known.kind == "consequence":
         return s.known.kind != "consequence"
-    if s.trace.direct and not s.known.seen and advice(s.text):
-        return True
     if looks.SAYS_LITTLE.match(rival.text) and looks.LIBRARY.search(rival.trace.place):
         return True
-    return bool(not s.known.seen and advice(s.text)) > bool(rival.known.seen or advice(rival.text))
+    advised = not s.known.seen and advice(s.text)
+    return bool(advised and (s.trace.direct or not (rival.known.seen or advice(rival.text))))
 
 
 def _after_the_end(log, s) -> bool:
-    """Whether it is a thread or a mere warning that fails after the program has said that its training ended."""
+    """Whether Slurm has cancelled the job that is killed; or the training has ended, and a thread fails or warns."""
+    if looks.KILLED.search(s.text):
+        trained = (log.steps or [-1])[-1]
+        return any(trained < end.last < s.numbers[0] for end in log.seen if looks.CANCELS.search(end.text))
     return (s.trace and s.trace.thread or s.warns) and any(number < s.last for number in log.ended)
 
 

@@ -10,7 +10,7 @@ import re
 from mpdemo.errors import printable
 
 TIME = (
-    r"\[?(?:\d{4}-\d\d-\d\d[T ]|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d )\d\d:\d\d:\d\d[\d.,]*"
+    r"\[?(?:(?:\d{4}[-/])?\d\d[-/]\d\d[T ]|[A-Z][a-z][a-z] [ \d]\d )?\d\d:\d\d:\d\d[\d.,]*"
     r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
 )
 DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*")
@@ -121,6 +121,9 @@ REPORTS = re.compile(  # an exception that only says that somebody failed
     r".{0,120}\b(?:failed|exited|died|crashed|terminated|errored)\b(?! to\b)[^:]{0,60}$",
     re.I,
 )
+# Slurm ends a job, and what its signals then do
+CANCELS = re.compile(r"JOB .{1,99}CANCELLED AT|CANCELLED AT .{0,60}DUE TO (?!TASK|SIGNAL)")
+KILLED = re.compile(r"is killed by signal: (?:Killed|Terminated)|exited unexpectedly")
 EXITED = re.compile(
     r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:(?:exit|return) )?(?:code|status)"
     r"[ :=]*(?:-?[1-9]|no)|"
@@ -197,7 +200,7 @@ def notes(text) -> tuple:
     step = (
         STEP.search(text)
         and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
-        and not EXCEPTION.search(text)
+        and not HARD.search(text)
     )
     ended = ENDED.search(text)
     done = ended or DONE.search(text) and not NOT_DONE.search(text)
