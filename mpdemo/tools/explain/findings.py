@@ -156,7 +156,7 @@ def _of_message(s):
     wraps = looks.WRAPS.search(s.text)
     found = sorted(rows[:: -1 if wraps else 1], key=lambda row: KINDS.index(row[0].kind))
     inner = [line for line in lines if wraps and looks.EXCEPTION.search(line[1])] or lines[:1]
-    s.known, number, text = found[0] if found else (replace(unknown(s), kind="unknown"), *inner[-1])
+    s.known, number, text = found[0] if found else (unknown(s), *inner[-1])
     if number != s.numbers[0]:
         s.numbers, s.text = [number, *s.numbers[1:]], text
 
@@ -212,7 +212,7 @@ def _last_words(log, seen) -> list:
     if not said:
         return []
     words = Seen([said[0]], said[1], "words", message=[line for line in lines if line[0] > said[0]])
-    words.known = replace(unknown(words), kind="unknown")
+    words.known = unknown(words)
     return [words]
 
 

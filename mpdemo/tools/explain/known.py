@@ -111,7 +111,7 @@ def _expression(words) -> str:
     first, *others = map(re.escape, text.split("..."))
     if first[:1].islower():
         first = f"[{first[0]}{first[0].upper()}]{first[1:]}"
-    found = "(.{0,300}?)".join([first, *others]) if first or words[0] == "^" else "(.{0,300}?)".join(others)
+    found = "(.{0,300}?)".join([first, *others] if first or words[0] == "^" else others)
     if others and not others[-1]:
         found = found.removesuffix("?)") + ")"  # all that is left of the line
     begins = "^" if words[0] == "^" else r"(?<!\w)" if text[0].isalnum() else ""
@@ -123,7 +123,6 @@ UNKNOWN = {  # by what a line looks like that no row of the table fits; of excep
         (), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"
     ),
     "exit": Known((), "a process failed; not said why", "look for its own error above", kind="consequence"),
-    "words": Known((), "the program's last words before it failed", "search for its words", kind="unknown"),
 }
 
 

@@ -10,7 +10,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 
-from mpdemo.tools.explain.known import UNKNOWN, Known
+from mpdemo.tools.explain.known import Known
 from mpdemo.tools.explain.looks import LIBRARY
 
 OTHERS = 2000  # lines in which other ranks are looked for
@@ -130,7 +130,7 @@ def unknown(seen) -> Known:
     text = "\n".join([seen.text, *(line for _, line in seen.message)])[:MESSAGE]
     library = library_of(seen.trace.inner) if seen.trace else ""
     plain = "an error" if seen.trace and not seen.trace.own else "an error in the program"
-    says = {"exception": plain, "words": UNKNOWN["words"].what}
+    says = {"exception": plain, "words": "the program's last words before it failed"}
     what = says.get(seen.says, "a line that looks like an error")
     what = f"an error that {library} raised" if library else what
     demand = _demand(seen, text)
@@ -160,7 +160,7 @@ def unknown(seen) -> Known:
         )
     else:
         do = _place(seen, library)
-    return Known((), what, do)
+    return Known((), what, do, kind="unknown")
 
 
 def _demand(seen, text) -> str:
@@ -168,8 +168,7 @@ def _demand(seen, text) -> str:
     found = ((re.search(expression, text), relation) for expression, relation in AGREE)
     match, relation = next((pair for pair in found if pair[0]), (None, ""))
     if not match:
-        condition = _asserted(seen.trace.code) if seen.trace else ""
-        return f"{condition} must hold" if condition else ""
+        return _asserted(seen.trace.code) if seen.trace else ""
     a, b = match["a"].strip(), match["b"].strip() or _holder(seen)
     demand = relation.format(a, b)
     if "multiple" in relation and (size := SIZE.search(a)) and int(size[0]) > 1:
@@ -209,14 +208,14 @@ def _place(seen, library) -> str:
 
 
 def _asserted(code) -> str:
-    """Return what a line of code asserts, if it does."""
+    """Return that what a line of code asserts must hold; "" for any other line."""
     with (
         warnings.catch_warnings(action="ignore"),
         suppress(SyntaxError, ValueError, RecursionError, MemoryError),
     ):
         (statement,) = ast.parse(code.rstrip("\\ ,(")).body
         if isinstance(statement, ast.Assert) and not isinstance(statement.test, ast.Constant):
-            return ast.unparse(statement.test)[:LONGEST]
+            return f"{ast.unparse(statement.test)[:LONGEST]} must hold"
     return ""
 
 
