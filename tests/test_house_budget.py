@@ -58,7 +58,7 @@ TOOLS = [
     ),
     (
         "/tools/explain",
-        14_180,
+        14_130,
         "the first cause in a log, which log, what Slurm says, where the ranks of a hanging job are",
     ),
     ("/tools/cluster", 3_050, "a throw-away Slurm"),
