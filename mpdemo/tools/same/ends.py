@@ -6,8 +6,8 @@ import re
 from mpdemo.tools.same.finding import Finding
 
 # what a rank says when another has left it, and what gloo says where collectives don't fit together
-OF_OTHERS = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
-OF_OTHERS += ("EnforceNotMet", "op.preamble", "gloo/", "terminate called", "exit status -")
+OF_OTHERS = "Connection closed|Connection reset|closed by peer|recvValue|Broken pipe"
+OF_OTHERS += "|EnforceNotMet|op.preamble|gloo/|terminate called|exit status -"
 BATCH = re.compile(r"batch (\d+)")
 
 
@@ -22,7 +22,7 @@ def of_end(many):
 
 def is_of_others(error) -> bool:
     """Whether another rank may be the cause of an error."""
-    return any(text in error for text in OF_OTHERS)
+    return any(text in error for text in OF_OTHERS.split("|"))
 
 
 def out_of_data(many):

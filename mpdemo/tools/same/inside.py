@@ -6,11 +6,21 @@ STATISTICS = ("running_mean", "running_var")  # of BatchNorm, whose ranks are kn
 BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
 
 
+def cut(one, many) -> list:
+    """Return the names of the parameters of which any rank has another shape than one process."""
+    shapes = one.ranks[0].shapes.items()
+    return [
+        name for name, shape in shapes if any(rank.shapes.get(name, shape) != shape for rank in many.ranks)
+    ]
+
+
 def drifting(one, many):
     """Return whether the ranks of a model that is cut by hand come to differ in what each of them holds whole."""
-    whole = {name for name, shape in one.shapes.items() if many.shapes.get(name) == shape}
-    if len(many.steps) < 2 or one.shapes.keys() != many.shapes.keys():  # each may have layers of its own
+    names = one.ranks[0].shapes.keys()
+    # each may have layers of its own
+    if len(many.steps) < 2 or any(rank.shapes.keys() != names for rank in many.ranks):
         return None
+    whole = names - set(many.cut)
     began, drift = (whole & set(many.differing(k, "weights")) for k in (0, 1))
     if began or not drift:
         return None

@@ -10,8 +10,7 @@ from mpdemo.tools.same import chain, ends, inside, shares
 from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, parted, tolerance
 from mpdemo.tools.same.worlds import refuse
 
-ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
-ROWS += ["learning rate", "messages per step"]
+ROWS = "processes, steps, rows per step, first gradient, last gradient, last weights, learning rate, messages per step"
 
 
 class Comparison:
@@ -32,11 +31,12 @@ class Comparison:
         self.reason = only_watched(watcher, self.one)
         if not self.reason:
             refuse(self.one)
+            many.cut = inside.cut(self.one, many)
             self.reason = incomparable(self.one, many)  # why nothing can be said
         if not self.reason:
             self.compare()
-        elif drift := inside.drifting(self.one, many):
-            self.findings = [drift]
+        elif found := many.cut and ends.of_end(many) or inside.drifting(self.one, many):
+            self.findings = [found]
 
     def compare(self):
         """Look at the rows and the ends of the ranks, then follow the chain."""
@@ -117,9 +117,8 @@ def incomparable(one, many) -> str:
     """Return why two worlds have nothing that could be compared, or an empty text."""
     if not one.steps:
         return "no step of an optimizer of torch.optim is seen"
-    if other := [name for name, shape in one.shapes.items() if many.shapes.get(name, shape) != shape]:
-        return f"the script splits its model itself: {shares.shown(other)} have other shapes with {many.processes}"
-    return ""
+    what = f"the script splits its model itself: {shares.shown(many.cut)} have other shapes with {many.processes}"
+    return what if many.cut else ""
 
 
 def of_other_rows(one, many) -> list:
@@ -202,13 +201,15 @@ def not_examined(one, many) -> str:
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
     far = farthest(one, many)
-    rows = {name: list(cells) for name, *cells in zip(ROWS, column(one), column(many), strict=True)}
+    rows = {
+        name: list(cells) for name, *cells in zip(ROWS.split(", "), column(one), column(many), strict=True)
+    }
     return rows | {"largest difference of a gradient": ["", "-" if far == math.inf else f"{far:.1g}"]}
 
 
 def farthest(one, many) -> float:
-    """Return the largest difference of a gradient in a step; endless if there is no step."""
-    both = range(min(len(one.steps), len(many.steps)))
+    """Return the largest difference of a gradient in a step; endless where only the weights count, or no step does."""
+    both = range(0 if many.cut else min(len(one.steps), len(many.steps)))
     return max((chain.off_at(one, many, k)[0] for k in both), default=math.inf)
 
 

@@ -1,7 +1,9 @@
 """What the watcher noted of a run: of each rank, and of all together."""
 
 import functools
+import itertools
 import json
+import operator
 import re
 from collections import Counter
 from pathlib import Path
@@ -25,6 +27,7 @@ class Rank:
         # the last may be cut
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
         self.steps, self.number = self.of("step"), rank
+        self.shapes = dict(item for note in self.of("start") for item in note["shapes"].items())
 
     def of(self, kind) -> list:
         """Return the notes of a kind."""
@@ -74,8 +77,12 @@ class World:
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
         self.shared = [
-            sum(map(list, rank.names("tensor") + rank.names("shares")), []) for rank in self.ranks
+            sum(
+                map(list, rank.names("tensor") + rank.names("shares") + stages(self.ranks, rank.number)), []
+            )
+            for rank in self.ranks
         ]
+        self.cut = []  # names of parameters of which a rank has another shape than one process
         self.replicas = [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
         self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
         loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
@@ -169,11 +176,6 @@ class World:
         """The number of steps of which the weights were kept."""
         return min((note["steps"] for note in self.of("kept")), default=0)
 
-    @functools.cached_property
-    def shapes(self) -> dict:
-        """The shapes of the parameters that rank 0 has."""
-        return dict(item for note in self.ranks[0].of("start") for item in note["shapes"].items())
-
     @property
     def tied(self) -> list:
         """The names of parameters that are one."""
@@ -194,8 +196,8 @@ class World:
 
     @functools.cached_property
     def in_rows(self) -> list:
-        """The rows of each step."""
-        return [sum(ranks, Counter()) for ranks in self.rows]
+        """The rows of each step; parts of a model, which are no replicas, may have the same."""
+        return [functools.reduce(operator.or_ if self.cut else operator.add, ranks) for ranks in self.rows]
 
     @functools.cached_property
     def in_samples(self) -> list:
@@ -226,6 +228,15 @@ class World:
         return max([1, *(apart or known[1:])])
 
 
+def stages(ranks, number) -> list:
+    """Return the model whose stages a rank and others hold, as a list of one, if none has a parameter of another."""
+    alike = {}
+    for rank in ranks:
+        alike.setdefault(frozenset(rank.shapes), []).append(rank.number)
+    apart = all(alike) and not any(a & b for a, b in itertools.combinations(alike, 2))
+    return [model for model in zip(*alike.values(), strict=False) if apart and number in model]
+
+
 def whole(ranks, weights=()) -> dict:
     """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter.
 
@@ -250,10 +261,6 @@ def refuse(one):
     if one.names("spawn"):
         what = "the script starts its own processes (mp.spawn), and not as many as it is asked to"
         raise UserError(f"{what}; let it take their number from an argument, {{n}}, or RANK from torchrun")
-    if one.names("pipeline"):
-        raise UserError(
-            "the script cuts its model into a pipeline; same compares ranks that hold the same model"
-        )
     if one.error:
         hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
         place = one.error_line or one.order["command"][0]

@@ -36,11 +36,12 @@ class Messages(DispatchMode):
 
 
 def sent(name, args):
-    """Note a collective that the other ranks have to make, too."""
-    if name.startswith(("wait", "wrap", "send", "recv")):
+    """Note a message; a collective before it is made, as the other ranks have to make it, too."""
+    if name.startswith(("wait", "wrap")):
         return
     shapes = [list(tensor.shape) for tensor in tensors_in(args)]
-    calling(name, str(shapes[-1]) if shapes and name.startswith(ALIKE) else "")
+    if not name.startswith(("send", "recv")):  # of which each rank makes its own
+        calling(name, str(shapes[-1]) if shapes and name.startswith(ALIKE) else "")
     if not name.startswith("barrier"):  # not told in the table
         calls.update([name])
         now.sent = now.sent if now.backward else here()

@@ -4,8 +4,6 @@ tests/test_private_pytorch.py tries each by its name.
 """
 
 import functools
-import gc
-import sys
 
 import torch
 import torch.distributed._functional_collectives as of_dtensors
@@ -84,12 +82,6 @@ def allow_sync_norm():
     """Let SyncBatchNorm, and DDP with it, work without a GPU."""
     torch.nn.SyncBatchNorm._check_input_dim = lambda *_: None
     torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
-
-
-def has_pipeline() -> bool:
-    """Whether this process has made a stage of a pipeline."""
-    stage = sys.modules.get("torch.distributed.pipelining.stage")
-    return bool(stage) and any(isinstance(thing, stage._PipelineStageBase) for thing in gc.get_objects())
 
 
 def do_not_compile():

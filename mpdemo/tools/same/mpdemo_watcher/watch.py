@@ -22,6 +22,7 @@ from .notes import ORDER, before, calling, finish, guarded, here, note, note_lin
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
+OF_STEP = "weights gradients averaged parts rates scheduled epoch backwards rows early entered sent where optimizer"
 room = [64 * 2**20]  # bytes of weights that a rank keeps
 
 
@@ -165,11 +166,7 @@ def close_round():
     last_drawn[now.optimizer] = drawn
     trained[loader].add(number)
     now.seen_rates.add(tuple(now.rates))
-    names = ("weights", "scheduled", "epoch", "parts", "rates", "gradients", "averaged", "backwards")
-    step = {
-        name: getattr(now, name)
-        for name in (*names, "rows", "early", "entered", "sent", "where", "optimizer")
-    }
+    step = {name: getattr(now, name) for name in OF_STEP.split()}
     found, lines = state.found_now()
     step |= {"local": sketch.of_this_rank(), "state": found, "lines": lines, "calls": calls}
     note("step", **step, loader=loader, number=number, taken=drawn[1])
@@ -248,15 +245,13 @@ def at_end():
     if now.stepped or by_hand():
         close_round()
     held = set(sketch.held) or set(sketch.known)
-    outside = [key for key in held if key not in sketch.wrapped and key in sketch.known]
+    outside = held & sketch.known.keys() - sketch.wrapped
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
     strange = bool(sketch.names) and not held & sketch.names.keys()
     note("model", strange=strange, outside=outside)
     note("kept", steps=len(kept))
     if kept:
         torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.weights")
-    if private_torch.has_pipeline():
-        note_once("pipeline", "seen")
 
 
 def run(order, rank):
