@@ -158,6 +158,16 @@ DECAYED = (
     + EACH_REDUCED
     + "            [p.grad.add_(p.detach(), alpha=0.1) for p in model.parameters()]\n"
 )
+STANDING_IN = (
+    *ALIKE,
+    *ALONE_AVERAGED,
+    BACKWARD,
+    BACKWARD + EACH_REDUCED.replace("grad)", "grad.div_(world))"),
+)
+STANDING_IN += (
+    "model(x), y",
+    "torch.func.functional_call(model, {n: p.clone() for n, p in model.named_parameters()}, x), y",
+)
 SOME_REDUCED = BACKWARD + EACH_REDUCED.replace("model.", "model.out.")
 OWN_NOISE = ("    for epoch in", "    own = torch.Generator().manual_seed(500 + rank)\n    for epoch in")
 OWN_NOISE += ("model(x), y)", "model(x + 0.1 * torch.randn(x.shape, generator=own)), y)")
@@ -251,6 +261,7 @@ RIGHT = {
     "layers that are cut by hand": ("the script splits its model itself: columns, rows", "cut.py"),
     "stages that are cut by hand": ("", "pipe.py"),
     "renumbered stages": ("splits its model itself: 0.weight", "pipe.py", "str(k)", "str(len(stage))"),
+    "parameters that stand in for a call": ("", "plain.py", *STANDING_IN),
     "all batches by next": ("", "plain.py --batch-size 8", EACH, ONE_BY_ONE, *OF_ALL),
     "SyncBatchNorm": ("gathered rows on CPUs", "--device cpu -- cuda.py", *SYNCED),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),

@@ -247,8 +247,9 @@ def at_end():
     held = set(sketch.held) or set(sketch.known)
     outside = held & sketch.known.keys() - sketch.wrapped
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
-    strange = bool(sketch.names) and not held & sketch.names.keys()
-    note("model", strange=strange, outside=outside)
+    # a function may have put other tensors in their place while the model ran
+    own = {id(p) for _, model in rows.models.values() for p in model.parameters()} | sketch.names.keys()
+    note("model", strange=bool(sketch.names) and held.isdisjoint(own), outside=outside)
     note("kept", steps=len(kept))
     if kept:
         torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.weights")
