@@ -353,6 +353,8 @@ ONCE = (
 )
 WARNED = "                save(model, optimizer, schedule, epoch, k)\n"
 WARNED_ONCE = (*RESUMED, WARNED, WARNED.replace("save(", "resumed or save("))
+BY_FLAG = ('if os.path.exists("last.pt")', "if args.resume", "args = parser")
+BY_FLAG += ('parser.add_argument("--resume", action="store_true")\nargs = parser',)
 RESUMES = {
     "": ("stopped by SIGTERM after step 10, and again after step 17", "plain.py"),
     "order restarts": ("", "plain.py", PLACE, '= state["epoch"], 0'),
@@ -391,6 +393,7 @@ RESUMES = {
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
     "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer").strip(), "pass"),
     " of the script to take home": ("", TAKE_HOME),
+    " of a flag": ("made without the flag", "plain.py --resume", *BY_FLAG),
     " of a sharded checkpoint": ("", TAKE_HOME.with_name("train_fsdp.py"), "import job\n", OFTEN),
 }
 HARMLESS = "random state not restored"  # the same training in expectation
@@ -907,6 +910,24 @@ for _ in range(3):
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
 """
+
+
+def test_no_loss_is_missed_of_steps_behind_the_end_of_the_other_run():
+    def world(losses):
+        rank = SimpleNamespace(printed=lambda: [("loss", value, 0.1) for value in losses])
+        return SimpleNamespace(steps=losses, ranks=[rank])
+
+    whole = world(range(12))
+    assert resume.printed(whole, world(range(9, 16)), 9) is None
+    assert resume.printed(whole, world([9, 20, 11, 12]), 9).name == "printed loss differs"
+
+
+def test_a_checkpoint_that_a_script_cannot_begin_without_is_not_hidden(watcher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(X, "last.pt")
+    Path("train.py").write_text(ALONE + 'torch.load("last.pt")\ntorch.save(model.weight, "last.pt")')
+    watcher.aim(arguments("train.py"))
+    assert [watcher.run_new(1).error for _ in range(2)] == ["", ""]
 
 
 def test_a_script_that_is_not_distributed_is_told_so_and_nothing_else(watcher, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ Some scripts resume once and not a second time, since what they save after a res
 """
 
 import functools
+import re
 import shutil
 import signal
 
@@ -12,6 +13,8 @@ from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance, parted
 from mpdemo.tools.same.worlds import refuse
 
 EPOCHS = 3
+# of ARGS, and its value
+FLAG = re.compile(r"(?i)\0-[-\w]*(resume|continue|restart|restore)[-\w]*(=[^\0]*|\0[^-\0][^\0]*)?")
 LONGER = 32  # times as many batches at most, where no checkpoint is written in the usual ones
 FEW = 2  # steps that tell with which weights a run begins
 
@@ -29,6 +32,8 @@ def verdict(watcher, processes, other) -> dict:
         series.append(StoppedTwice(run, whole, signal.SIGTERM))
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
     first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
+    if watcher.begin != watcher.args.script:
+        notes.append("the first run is made without the flag that resumes, as there is no checkpoint yet")
     if other != processes and any(killed.places[:1]):
         elsewhere = run(other, folder=killed.copy, stop=(signal.SIGKILL, FEW), epochs=1)
         rows[f"with {elsewhere}"] = [place_of(whole, elsewhere), ""]
@@ -49,7 +54,11 @@ def uninterrupted(watcher, processes) -> tuple:
     """Run the script to its end; return how to run it again as long, and that run."""
     run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
     again = functools.partial(watcher.run_new, processes, without=watcher.args.without, epochs=EPOCHS)
-    refuse(whole := again())
+    whole, first = again(), FLAG.sub("", "\0".join(watcher.args.script)).split("\0")
+    if first != watcher.begin and (watcher.needed or not whole.steps):  # no checkpoint is there yet
+        watcher.begin, watcher.needed = first, set()
+        whole = again()
+    refuse(whole)
     # many save every some hundred steps only: run until one would have saved twice
     if not whole.names("file"):
         run = functools.partial(run, batches=LONGER * usual)
@@ -213,10 +222,9 @@ def wrong_start(whole, place, first) -> tuple:
 def printed(whole, again, place):
     """Return the first loss that is printed after a resume, and never in the uninterrupted run."""
     expected, losses = whole.ranks[0].printed(), again.ranks[0].printed()
-    longer = place + len(again.steps) > len(
-        whole.steps
-    )  # by one step, whose loss nothing can be compared with
-    for name, value, half in losses[: len(losses) - longer] if expected else ():
+    # of later steps the other run has printed nothing
+    both = min(len(again.steps), len(whole.steps) - place)
+    for name, value, half in losses[: len(losses) * both // len(again.steps)] if expected else ():
         if not any(name == other and abs(value - known) <= 2 * half for other, known, _ in expected):
             what = f"{name} {value:g} is printed, and never in the uninterrupted run"
             return Finding("printed loss differs", what)

@@ -31,6 +31,7 @@ class Watcher:
     def aim(self, args):
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
+        self.needed, self.begin = set(), args.script
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
@@ -111,7 +112,8 @@ class Watcher:
         if not folder:
             self.mirror(Path("/"), run)
         words = [
-            re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script
+            re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word)
+            for word in (self.args.script if folder else self.begin)
         ]
         order = {
             "processes": processes,
@@ -137,12 +139,22 @@ class Watcher:
         return World(notes, order, self.answer(100 * self.args.timeout, doing, notes / "0.jsonl"))
 
     def run_new(self, processes, **options) -> World:
-        """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""
+        """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder.
+
+        What it can't begin without is not hidden.
+        """
         world = self.run(processes, **options)
         found = world.names("new") | (set() if world.steps else world.names("read"))
-        before = {path for name in found for path in self.of_before(name)} - self.hidden
+        before = {path for name in found for path in self.of_before(name)} - self.hidden - self.needed
+        if not before:
+            return world
         self.hidden |= before
-        return self.run(processes, **options) if before else world
+        again = self.run(processes, **options)
+        if world.error or not again.error:
+            return again
+        self.hidden -= before
+        self.needed |= before
+        return world
 
     def of_before(self, name):
         """Yield what lies in the reader's folder in the place of a file that the script writes, and its neighbours."""
