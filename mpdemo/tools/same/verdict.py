@@ -210,7 +210,8 @@ def table(one, many) -> dict:
 def farthest(one, many) -> float:
     """Return the largest difference of a gradient in a step; endless where only the weights count, or no step does."""
     both = range(0 if many.cut else min(len(one.steps), len(many.steps)))
-    return max((chain.off_at(one, many, k)[0] for k in both), default=math.inf)
+    asked = [k for k in both if not (many.settled(k) or chain.made_alike(one, many, k))]
+    return max((chain.off_at(one, many, k)[0] for k in asked), default=math.inf)
 
 
 def column(world) -> list:

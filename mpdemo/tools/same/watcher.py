@@ -31,7 +31,7 @@ class Watcher:
     def aim(self, args):
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
-        self.needed, self.begin = set(), args.script
+        self.needed, self.begin, self.climbs = set(), args.script, False
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
@@ -128,6 +128,7 @@ class Watcher:
             "limit": self.args.timeout,
             "device": self.args.device,
             "devices": processes,  # that a script sees with --device cpu
+            "climbs": self.climbs,  # weights that are changed before an optimizer steps are no step
             "stop": stop,  # a signal, and the step after which it is sent
             "seed": 1000 if folder else 0,  # a script that is started again draws other numbers
             "replay": {},
@@ -144,6 +145,10 @@ class Watcher:
         What it can't begin without is not hidden.
         """
         world = self.run(processes, **options)
+        # the first change of weights was none, as where SAM climbs
+        if world.names("by hand") and world.ranks[0].of("start")[1:]:
+            self.climbs = True
+            world = self.run(processes, **options)
         found = world.names("new") | (set() if world.steps else world.names("read"))
         before = {path for name in found for path in self.of_before(name)} - self.hidden - self.needed
         if not before:

@@ -140,7 +140,7 @@ def close_if_all():
 
 def by_hand() -> bool:
     """Whether the script has taken a step without an optimizer: its weights have changed since the round began."""
-    if optimizers or not now.parts or sketch.weights() == now.weights:
+    if optimizers or ORDER["climbs"] or not now.parts or sketch.weights() == now.weights:
         return False
     own = [parameter for _, parameter in sketch.known.values()]
     if not now.steps:
