@@ -5,9 +5,11 @@ import re
 
 from mpdemo.tools.same.finding import Finding
 
-# what a rank says when another has left it, and what gloo says where collectives don't fit together
-OF_OTHERS = "Connection closed|Connection reset|closed by peer|recvValue|Broken pipe"
-OF_OTHERS += "|EnforceNotMet|op.preamble|gloo/|terminate called|exit status -"
+# in an error that another rank may have caused: one has left, or the collectives don't fit together, as gloo says
+OF_OTHERS = re.compile(
+    r"Connection closed|Connection reset|closed by peer|recvValue|Broken pipe|"
+    r"EnforceNotMet|op\.preamble|gloo/|terminate called|exit status -"
+)
 BATCH = re.compile(r"batch (\d+)")
 
 
@@ -15,14 +17,9 @@ def of_end(many):
     """Return why a world of several has not come to its end, or nothing."""
     if many.how == "ended" and not many.error:
         return None if many.steps else Finding("fails with several", "no step of an optimizer is seen")
-    if many.error and not is_of_others(many.error):
+    if many.error and not OF_OTHERS.search(many.error):
         return Finding("fails with several", many.error, many.error_line)
     return out_of_data(many) or first_call(many)
-
-
-def is_of_others(error) -> bool:
-    """Whether another rank may be the cause of an error."""
-    return any(text in error for text in OF_OTHERS.split("|"))
 
 
 def out_of_data(many):

@@ -10,7 +10,8 @@ from mpdemo.tools.same import chain, ends, inside, shares
 from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, parted, tolerance
 from mpdemo.tools.same.worlds import refuse
 
-ROWS = "processes, steps, rows per step, first gradient, last gradient, last weights, learning rate, messages per step"
+ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
+ROWS += ["learning rate", "messages per step"]
 
 
 class Comparison:
@@ -201,9 +202,7 @@ def not_examined(one, many) -> str:
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
     far = farthest(one, many)
-    rows = {
-        name: list(cells) for name, *cells in zip(ROWS.split(", "), column(one), column(many), strict=True)
-    }
+    rows = {name: list(cells) for name, *cells in zip(ROWS, column(one), column(many), strict=True)}
     return rows | {"largest difference of a gradient": ["", "-" if far == math.inf else f"{far:.1g}"]}
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from mpdemo.errors import UserError, one_line
-from mpdemo.tools.same.ends import is_of_others
+from mpdemo.tools.same.ends import OF_OTHERS
 from mpdemo.tools.same.finding import EQUAL, gap, norm
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
@@ -107,7 +107,7 @@ class World:
             for rank, status in self.statuses.items()
             if status
         ]
-        own = [(rank, line) for rank, line in found if not is_of_others(line)]
+        own = [(rank, line) for rank, line in found if not OF_OTHERS.search(line)]
         return next(iter(own + found), (0, ""))
 
     @property
