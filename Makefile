@@ -21,7 +21,7 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 # Not last: without a GPU its last line says that all tests were skipped, which reads as if none had run.
 	$(MAKE) gpu
 # PyTorch without its compiler until something is compiled: half of the time of each process that starts.
-	PYTHONPATH=$(CURDIR)/tests/lean $(PYTEST)
+	PYTHONDONTWRITEBYTECODE= PYTHONPATH=$(CURDIR)/tests/lean $(PYTEST)
 
 nightly:              ## what is slow and rare, in five parts, each of which is a command of its own
 	$(MAKE) --keep-going night-notebooks night-answers night-tests night-rounds floor

@@ -6,7 +6,6 @@ tests/test_private_pytorch.py tries each by its name.
 from unittest.mock import patch
 
 import torch
-from torch._dynamo import OptimizedModule
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,7 +24,7 @@ from torch.utils._pytree import (
 )
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeStore", "FakeTensors"]
-__all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors", "without_cuda_guards"]
+__all__ += ["TorchDispatchMode", "device_constructors", "without_cuda_guards"]
 __all__ += ["backward", "keystr", "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map_only"]
 __all__ += ["tree_unflatten"]
 

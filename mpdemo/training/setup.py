@@ -13,7 +13,6 @@ from mpdemo.models import build
 from mpdemo.settings import is_per_device
 from mpdemo.settings.cuts import resolve_cut
 from mpdemo.training.recorder import Recorder
-from mpdemo.training.stages import LocalStages
 
 WARMUP = 10  # steps of the learning rate's, where the settings name no number
 
@@ -44,8 +43,11 @@ class Run:
         """Return the stages of a model for the devices of this process, all of which it drives."""
         return model.cut(resolve_cut(model.names, self.s.cut, len(self.devices)))
 
-    def local_stages(self, group=None) -> LocalStages:
-        """Return this process's stages of a model that is cut over the processes of a group (default: all)."""
+    def local_stages(self, group=None):
+        """Return this process's `LocalStages` of a model that is cut over the processes of a group (default: all)."""
+        # PyTorch's pipelines and fake tensors take half as long to import as PyTorch itself.
+        from mpdemo.training.stages import LocalStages
+
         schedule = "GPipe" if self.s.rung == "model_parallel" else self.s.schedule
         stages = LocalStages(self.model(), self.s, self.rank, self.device, group, schedule)
         if self.recorder:

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from mpdemo import models
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.private_torch import (
-    OptimizedModule,
     TorchDispatchMode,
     device_constructors,
     tree_leaves,
@@ -71,7 +70,7 @@ def called(function, name) -> tuple:
     with quiet():
         made = build(function, name)
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    module = module._orig_mod if isinstance(module, OptimizedModule) else module
+    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):

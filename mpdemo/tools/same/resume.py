@@ -60,7 +60,7 @@ def uninterrupted(watcher, processes) -> tuple:
         whole = again()
     refuse(whole)
     # many save every some hundred steps only: run until one would have saved twice
-    if not whole.names("file"):
+    if not whole.names("checkpoint"):
         run = functools.partial(run, batches=LONGER * usual)
         refuse(whole := again(batches=LONGER * usual, beyond=2 * usual))
     return run, whole
@@ -75,7 +75,7 @@ class StoppedTwice:
         self.found, self.notes, self.copy = ([], []), [], None  # what is found in each resume
         self.run = functools.partial(run, whole.processes)
         stopped = self.run(stop=(number, self.stop), epochs=EPOCHS)
-        if not stopped.names("file"):
+        if not stopped.names("checkpoint"):
             if number == signal.SIGKILL:
                 self.found[0].append(Finding("no checkpoint", f"none was written in {self.stop} steps"))
             return

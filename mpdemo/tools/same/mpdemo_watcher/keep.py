@@ -48,8 +48,10 @@ def watch():
             if event in ("open", "os.rename") and paths[-1].startswith(folder):
                 note_once("file", os.path.relpath(paths[-1], ORDER["cwd"]))
                 note_once("file at", here())
-                with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
-                    os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
+                if now.steps or now.open:  # what is written before a step is no checkpoint
+                    note_once("checkpoint", paths[-1])
+                    with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
+                        os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
                 if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued
                     note_once("new", os.path.relpath(paths[-1], ORDER["cwd"]))
         finally:
