@@ -47,7 +47,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        32_210,
+        32_220,
         "is a reader's script the same training on 1 and N processes, does it resume; in CI, too",
     ),
     (
