@@ -579,6 +579,8 @@ SAVED = "            if stopped:\n" + WARNED
 AT_THE_END = "        save(model, optimizer, schedule, epoch + 1, 0)\n"
 RARELY = ("(128, 8", "(1136, 8", "[112, 16]", "[1120, 16]", AT_THE_END, "")
 RARELY += (SAVED, SAVED.replace("stopped", "stopped or k % 12 == 0") + "            if stopped:\n")
+# a file that is written before any step, to see whether it can be
+RARELY += ("    first, skip = 1, 0\n", '    first, skip = 1, 0\n    open("probe", "w").close()\n')
 
 
 @pytest.mark.nightly
