@@ -203,6 +203,48 @@ CENTRED += (
 )
 CENTRED += ("self.inside(x)", "self.inside(shifted)")
 OUTSIDE = ("enter(self.norm(x))", "self.norm(x)")
+# a ratio of each rank's own sums, which it gathers and does not add up
+RATIO = """def ratio_of(out):
+    sums = all_gather(torch.stack([out.square().sum(), out.abs().sum()]))
+    return torch.stack([a / b for a, b in sums]).mean()
+
+
+def data():"""
+RATIOS = ("def data():", RATIO, LOSS, "ratio_of(model(x))", "import torch\n")
+RATIOS += ("import torch\nfrom torch.distributed.nn.functional import all_gather\n",)
+# shards of the weights that an optimizer holds beside the model
+COPIES = """class Copies:
+    def __init__(self, of, lr):
+        self.of = list(of)
+        self.copies = [p.detach().to_local().clone().requires_grad_() for p in self.of]
+        self.inner = torch.optim.SGD(self.copies, lr)
+
+    @torch.no_grad()
+    def step(self):
+        for copy, p in zip(self.copies, self.of):
+            copy.grad = p.grad.to_local().clone()
+        self.inner.step()
+        for copy, p in zip(self.copies, self.of):
+            p.to_local().copy_(copy)
+
+    def zero_grad(self):
+        for p in self.of:
+            p.grad = None
+
+
+class Trainer:"""
+COPIED = ("class Trainer:", COPIES, "torch.optim.AdamW", "Copies")
+CLIPPED = (
+    "self.inner.step()",
+    "nn.utils.clip_grad_norm_(self.copies, 0.1)\n        self.inner.step()",
+)
+OF_LOOP = ("self.loader = DataLoader(\n            data, 16 // copies // args.accumulate, ",)
+OF_LOOP += ("self.loader = [(x[k::6][place::copies], y[k::6][place::copies]) for k in range(6)]\n",)
+OF_LOOP += ("sampler=self.sampler, drop_last=True\n        )\n", "")
+OWN_ROWS = (
+    "        x = torch.randn",
+    "        torch.manual_seed(dist.get_rank())\n        x = torch.randn",
+)
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
     "functions": ("", "plain.py"),
@@ -259,8 +301,9 @@ RIGHT = {
     "noise in the gradients, one seed": ("draw from equal generators", "plain.py", *EQUAL_NOISE),
     "sharpness-aware minimization": ("", "plain.py", BACKWARD, BACKWARD + AWAY),
     "layers that are cut by hand": ("the script splits its model itself: columns, rows", "cut.py"),
+    "copies of shards": ("the script splits its model itself: #0, #1", "sharded.py", *COPIED),
     "stages that are cut by hand": ("", "pipe.py"),
-    "renumbered stages": ("splits its model itself: 0.weight", "pipe.py", "str(k)", "str(len(stage))"),
+    "renumbered stages": ("known to be whole in each rank", "pipe.py", "str(k)", "str(len(stage))"),
     "parameters that stand in for a call": ("", "plain.py", *STANDING_IN),
     "all batches by next": ("", "plain.py --batch-size 8", EACH, ONE_BY_ONE, *OF_ALL),
     "SyncBatchNorm": ("gathered rows on CPUs", "--device cpu -- cuda.py", *SYNCED),
@@ -283,6 +326,7 @@ FAULTS = {
         SPLIT,
         SPLIT.replace("1)", "1 + dist.get_rank())"),
     ),
+    "another order per rank (of rows that a loop draws)": ("sharded.py", *OWN_ROWS, *OF_LOOP),
     "wrapper missing": ("plain.py", DDP, "model = Net()\n    object.__setattr__(model, 'module', model)"),
     "accumulation saves nothing": ("plain.py --accumulate 2", "require_backward_grad_sync = last", "x = 1"),
     "accumulation saves nothing (FSDP2)": (
@@ -310,7 +354,16 @@ FAULTS = {
     "untrained weights differ": ("styles.py --style plain", MODEL, FROZEN),
     "untrained weights differ (of a teacher)": ("plain.py", *EXTRA, *TAUGHT),
     "first weights differ": ("plain.py", "torch.manual_seed(rank)", "torch.manual_seed(world)"),
+    "first weights differ (shards of other draws, and other rows)": (
+        "sharded.py",
+        "torch.manual_seed(0)",
+        "torch.manual_seed(self.world + dist.get_rank())",
+        *OF_LOOP,
+    ),
+    "gradient scaled or clipped per rank (copies of shards)": ("sharded.py", *COPIED, *CLIPPED),
     "learning rate changes": ("plain.py", "lr=0.01", "lr=0.01 * world"),
+    "learning rate changes (of a schedule)": ("plain.py", "0.9**epoch", "0.9 ** (epoch + world)"),
+    "loss over the batch": ("plain.py", *RATIOS),
     "fails with several": ("plain.py", SHOWN, SHOWN + "\n        assert world == 1, 'only one process'"),
     "collectives differ": ("plain.py", STEP, OF_ONE),
     "collectives differ (behind an epoch)": (
@@ -411,7 +464,8 @@ DAILY = {  # one of each kind; the others by night
     *("loss summed", "untrained weights differ", "collectives differ", "gradients compressed"),
     *("module over the batch", "weights differ (an update by hand)"),
     *("", "no checkpoint of a first resume"),
-    *("a sum over all rows without a loader", "whole parameters differ"),
+    *("a sum over all rows without a loader", "whole parameters differ", "layers that are cut by hand"),
+    "first weights differ (shards of other draws, and other rows)",
 }
 ZOO = SCRIPTS / "zoo"
 BUGS = sorted(path.stem for path in ZOO.glob("*.py") if path.stem != "common")
@@ -489,7 +543,7 @@ def test_a_right_script_is_the_same_training(judge, name):
     note, *case = RIGHT[name]
     names, found = judge(*case)
     assert names == [] and note in str(found["notes"])
-    unsure = name in ("as nanoGPT", "layers that are cut by hand", "renumbered stages")
+    unsure = name in ("as nanoGPT", "renumbered stages")
     assert found["verdict"] == ("unsure" if unsure else "same")
     rows, off = (found["table"][row] for row in ("rows per step", "largest difference of a gradient"))
     assert rows[0] == rows[1] and (off[1] == "-" or unsure or float(off[1]) < 1e-3)
@@ -501,6 +555,9 @@ def test_a_right_script_is_the_same_training(judge, name):
 LINES = {  # the line that is named
     "fails with several": "assert world == 1",
     "collectives differ": "dist.all_reduce(torch.zeros(5))",
+    "learning rate changes (of a schedule)": "lr_scheduler.LambdaLR(",
+    "loss over the batch": "sums = all_gather(",
+    "gradient scaled or clipped per rank (copies of shards)": "self.inner.step()",
     "no sampler": "loader = DataLoader",
     "same random numbers (data of workers, NumPy)": "loader = DataLoader",
     "gradient is no mean": "dist.all_reduce(p.grad)",

@@ -7,18 +7,7 @@ breaks, and the combination that it is instead, name the fault; the call that ra
 """
 
 from mpdemo.tools.same import inside, shares
-from mpdemo.tools.same.finding import (
-    Finding,
-    agree,
-    apart,
-    distance,
-    fit,
-    less,
-    norm,
-    numbers,
-    shown,
-    tolerance,
-)
+from mpdemo.tools.same.finding import Finding, apart, distance, fit, less, norm, numbers, shown, tolerance
 
 REST = 3e-3  # of a gradient may be left where it is a combination of others
 EVEN = 0.01  # relative: weights of ranks that count alike
@@ -32,16 +21,19 @@ def first_break(one, many, compared) -> Finding | None:
         for link in (weights, passes, used, rates):
             if found := link(many, k):
                 return found
-        if compared and k < both:
-            off, name = off_at(one, many, k)
-            alike = off <= allowed or many.settled(k) or made_alike(one, many, k)
-            # only where it isn't one process's, it matters how it is made of the ranks' own
-            found = None if alike else mean(one, many, k)
-            found = found or before(one, many, k)
-            if found := found or (after(one, many, k) if alike else cause(one, many, k, name)):
-                return found
-            if many.kept <= k:
-                allowed = max(tolerance(one, many), GROWTH * off)
+        if k >= both:
+            continue
+        off, name = off_at(one, many, k)
+        alike = not compared or off <= allowed or many.settled(k) or made_alike(one, many, k)
+        # only where it isn't one process's, it matters how it is made of the ranks' own
+        found = None if alike else mean(one, many, k)
+        found = found or before(one, many, k)
+        if compared and not found:
+            found = after(one, many, k) if alike else cause(one, many, k, name)
+        if found:
+            return found
+        if many.kept <= k or many.cut:
+            allowed = max(tolerance(one, many), GROWTH * off)
     return None
 
 
@@ -107,6 +99,8 @@ def used(many, k):
         return Finding("mesh without reduction", what, line)
     if not set(many.differing(k, "averaged")) & set(names) and (scaled := scale_of_rank(many, k)):
         return scaled
+    if many.cut and len(many.replicas) < len(ranks):
+        return Finding("whole parameters differ", f"{what} of {shown(names)}, which each holds whole", line)
     sent = shares.reductions(step["parts"])
     no_sync = many.ranks[0].first("no_sync")
     if "DDP" in wraps and step["entered"] and sent and not sent[-1] and (any(sent) or no_sync):
@@ -152,13 +146,14 @@ def outside(many, names, what):
     return Finding("parameters outside the wrapper", f"{what}, which DDP was not given", built[-1])
 
 
-def scale_of_rank(many, k):
-    """Return whether each rank multiplies the average by a number of its own."""
-    found = [fit(rank["gradients"], [rank["averaged"]]) for rank in many.steps[k]]
+def scale_of_rank(many, k, changes=(), least=1e-4):
+    """Return whether what each rank uses, or changes, is the average times a number of its own."""
+    made = changes or [rank["gradients"] for rank in many.steps[k]]
+    found = [fit(of_rank, [rank["averaged"]]) for of_rank, rank in zip(made, many.steps[k], strict=True)]
     times = [weight[0] for weight, rest in found if weight and rest < REST]
-    if len(times) < len(found) or max(times) - min(times) <= 1e-4 * max(map(abs, times)):
+    if len(times) < len(found) or max(times) - min(times) <= least * max(map(abs, times)):
         return None
-    what = f"in step {k + 1} the ranks multiply the averaged gradient by {numbers(times)}, each by a number of its own"
+    what = f"in step {k + 1} the ranks take {numbers(times)} times the averaged gradient, each a number of its own"
     return Finding("gradient scaled or clipped per rank", what, many.steps[k][0]["where"])
 
 
@@ -175,16 +170,17 @@ def mean(one, many, k):
     """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
     kind = "gradients" if many.differing(k, "averaged") else "averaged"  # those may be clipped by now
     line = many.ranks[0].first("hook") or many.line_of(k)
-    count, rest, times = made_of(one, many, k, kind)
+    made = [made_of(one, many, n, kind) for n in range(min(len(one.steps), len(many.steps)))]
+    count, rest, times = made[k]
     if not count:
         return None
     if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
         what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
         compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
         return scale_of_rank(many, k) or Finding(compressed, what, line)
-    all_times = [made_of(one, many, n, kind)[2] for n in range(min(len(one.steps), len(many.steps)))]
     # those that are clipped count otherwise in each step
-    if distance(times, 1) < EVEN or max(all_times) - min(all_times) > EVEN * max(map(abs, all_times)):
+    steady = all(distance(times, others) < EVEN for *_, others in made)
+    if distance(times, 1) < EVEN or not steady:
         return None
     what = f"in step {k + 1} the gradient is {times:.4g} times the mean of the ranks' own"
     return Finding(multiple(times, many) or "gradient scaled", what, line)
@@ -201,16 +197,16 @@ def made_of(one, many, k, kind) -> tuple:
     return count, rest, sum(count) / (sum(once) if once else 1.0)
 
 
-def multiple(times, many, near=EVEN) -> str:
+def multiple(times, many) -> str:
     """Return the name of what makes gradients so many times as large, if it is the number of replicas."""
     count = len(many.replicas)
     names = {"gradients summed": count, "gradients divided twice": 1 / count} if count > 1 else {}
-    return next((name for name, expected in names.items() if distance(times, expected) < near), "")
+    return next((name for name, expected in names.items() if distance(times, expected) < EVEN), "")
 
 
 def before(one, many, k):
     """Return whether one process has other first weights, another model, or other learning rates."""
-    a, b, where = one.steps[k][0], many.steps[k][0], many.steps[k][0]["where"]
+    a, b = one.steps[k][0], many.steps[k][0]
     said = "{:.6g} with one process, {:.6g} with " + str(many.processes)
     if k == 0:
         if (tied := one.tied) != many.tied:
@@ -223,10 +219,10 @@ def before(one, many, k):
     if not pairs:
         return None
     what = f"in step {k + 1} " + said.format(*pairs[0])
-    at = many.ranks[0].first("scheduler at")
+    lines = many.ranks[0].names("scheduler at") or [""]  # where it is made, and where it steps
     if k and b["scheduled"] == many.processes * a["scheduled"] > 0:
-        return Finding("scheduler steps once per process", what, at)
-    return Finding("learning rate changes", what, at if k and at else where)
+        return Finding("scheduler steps once per process", what, lines[-1])
+    return Finding("learning rate changes", what, lines[0])
 
 
 def after(one, many, k):
@@ -234,6 +230,10 @@ def after(one, many, k):
     if k + 1 >= min(len(one.steps), len(many.steps)):
         return None
     if found := weights(many, k + 1):
+        return found
+    steps = zip(many.steps[k], many.steps[k + 1], strict=True)
+    changes = [less(later["weights"], rank["weights"]) for rank, later in steps]
+    if found := scale_of_rank(many, k, changes, EVEN):
         return found
     gradients = one.sums[k]["gradients"]
     large = {name for name, row in gradients.items() if row[0] ** 0.5 > 1e-3 * norm(gradients)}
@@ -265,7 +265,7 @@ def cause(one, many, k, name):
     if cut := inside.cut_off(one, many):
         what = f"with {many.processes} processes the gradient of {shown(cut)} is exactly 0 or None in all steps"
         return Finding("gradient cut off", f"{what}, and with one it is not: nothing is learned there")
-    if not same and many.steps[k][0]["sent"] and agree(*losses):
+    if not same and many.steps[k][0]["sent"] and inside.agree(*losses):
         what += "; the losses are those of one process, and the gradient isn't: it is cut between the ranks"
         return Finding("gathered without gradient", what, many.steps[k][0]["sent"])
     times, rest = fit(b["gradients"], [a["gradients"]])
@@ -279,7 +279,7 @@ def cause(one, many, k, name):
     if untrained := inside.other_untrained(one, many):
         what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
         return Finding("untrained weights differ", what, line)
-    if module := inside.first_module(one, many):
+    if module := not many.cut and inside.first_module(one, many):
         what += f"; the first module that returns something else for the same row is {module[1]}"
         return Finding(module[0], what, line)
     if to and left < REST and max(to) - min(to) > EVEN * max(map(abs, to)):
@@ -287,12 +287,9 @@ def cause(one, many, k, name):
         return Finding("mean of means", what, line)
     if state := state_of_rank(one, many, k, what, line):
         return state
-    terms = [[part["terms"] for r in w.replicas for part in r.steps[k]["parts"]] for w in (one, many)]
-    if any(len(set(of_world)) > 1 for of_world in terms):
-        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms", line)
     what += f", most of all of {name}; no combination of the ranks' gradients is that of one process"
     if k:
         return Finding(
             "state of each rank", f"{what}, as in each step before: what the ranks keep differs", line
         )
-    return Finding("loss over the batch", what, line)
+    return Finding("loss over the batch", what, many.steps[k][0]["sent"] or line)

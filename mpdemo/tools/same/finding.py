@@ -124,13 +124,6 @@ def solved(rows) -> list:
     return [row[-1] for row in rows]
 
 
-def agree(alone, *ranks) -> bool:
-    """Whether the mean of the ranks' losses is that of one process, in each part of a step."""
-    if None in alone or any(None in rank or len(rank) != len(alone) for rank in ranks):
-        return False
-    return all(distance(a, sum(own) / len(own)) < 1e-4 for a, *own in zip(alone, *ranks, strict=True))
-
-
 def numbers(values) -> str:
     """Return some numbers as text."""
     return " and ".join(f"{value:.4g}" for value in values)

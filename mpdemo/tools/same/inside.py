@@ -1,31 +1,16 @@
 """What ranks hold and compute besides the chain: modules, frozen weights, buffers, copies, files of tensors."""
 
-from mpdemo.tools.same.finding import EQUAL, Finding, apart, far, norm, shown, tolerance
+from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance, far, norm, shown, tolerance
 
 STATISTICS = ("running_mean", "running_var")  # of BatchNorm, whose ranks are known to differ
 BATCH_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
 
 
 def cut(one, many) -> list:
-    """Return the names of the parameters of which any rank has another shape than one process."""
-    shapes = one.ranks[0].shapes.items()
-    return [
-        name for name, shape in shapes if any(rank.shapes.get(name, shape) != shape for rank in many.ranks)
-    ]
-
-
-def drifting(one, many):
-    """Return whether the ranks of a model that is cut by hand come to differ in what each of them holds whole."""
-    names = one.ranks[0].shapes.keys()
-    # each may have layers of its own
-    if len(many.steps) < 2 or any(rank.shapes.keys() != names for rank in many.ranks):
-        return None
-    whole = names - set(many.cut)
-    began, drift = (whole & set(many.differing(k, "weights")) for k in (0, 1))
-    if began or not drift:
-        return None
-    what = f"{shown(sorted(drift))}, which each rank holds whole, begin alike and differ between the ranks after step 1"
-    return Finding("whole parameters differ", what, many.line_of(0))
+    """Return the parameters of which any rank has another shape than one process; all, if they have other names too."""
+    alone, ranks = one.ranks[0].shapes, [rank.shapes for rank in many.ranks]
+    found = [name for name, shape in alone.items() if any(rank.get(name, shape) != shape for rank in ranks)]
+    return [*alone] if found and any(rank.keys() != alone.keys() for rank in ranks) else found
 
 
 def cut_off(one, many) -> list:
@@ -75,6 +60,13 @@ def first_module(one, many):
                 return "another module", f"{text}, and {other} with {many.processes}"
             return "BatchNorm of each rank" if "BatchNorm" in kind else "module over the batch", text
     return None
+
+
+def agree(alone, *ranks) -> bool:
+    """Whether the mean of the ranks' losses is that of one process, in each part of a step."""
+    if None in alone or any(None in rank or len(rank) != len(alone) for rank in ranks):
+        return False
+    return all(distance(a, sum(own) / len(own)) < 1e-4 for a, *own in zip(alone, *ranks, strict=True))
 
 
 def near(a, b, limit) -> bool:

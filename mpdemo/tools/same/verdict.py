@@ -2,7 +2,6 @@
 
 import functools
 import math
-import statistics
 from pathlib import Path
 
 from mpdemo.errors import one_line
@@ -34,10 +33,12 @@ class Comparison:
             refuse(self.one)
             many.cut = inside.cut(self.one, many)
             self.reason = incomparable(self.one, many)  # why nothing can be said
+            for world in (self.one, many) if many.cut else ():
+                world.leave_out(many.cut)
         if not self.reason:
             self.compare()
-        elif found := many.cut and ends.of_end(many) or inside.drifting(self.one, many):
-            self.findings = [found]
+        elif many.cut and (failed := ends.of_end(many)):
+            self.findings = [failed]
 
     def compare(self):
         """Look at the rows and the ends of the ranks, then follow the chain."""
@@ -62,6 +63,7 @@ class Comparison:
         if shares.unequal(self.one.in_samples, self.many.in_samples):
             self.given = True
             self.one = self.run(replay={str(self.one.loader): self.many.batches()})
+            self.one.leave_out(self.many.cut)
 
     def follow(self):
         """Follow the chain; then, where it holds, compare what is kept, saved and printed."""
@@ -79,7 +81,7 @@ class Comparison:
             return
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
         self.links_only = f"{what}: the ranks are compared with each other, and not with one process"
-        self.findings += [found] if found else of_other_rows(one, many)
+        self.findings += [found] if found else []
 
 
 def after(one, many):
@@ -118,19 +120,8 @@ def incomparable(one, many) -> str:
     """Return why two worlds have nothing that could be compared, or an empty text."""
     if not one.steps:
         return "no step of an optimizer of torch.optim is seen"
-    what = f"the script splits its model itself: {shares.shown(many.cut)} have other shapes with {many.processes}"
-    return what if many.cut else ""
-
-
-def of_other_rows(one, many) -> list:
-    """Return what can be said of gradients on rows that are not the same: whether they are N times as large."""
-    pairs = list(zip(one.sums, many.sums, strict=False))
-    ratios = [norm(b["gradients"]) / max(norm(a["gradients"]), 1e-12) for a, b in pairs]
-    ratio = statistics.median(ratios)
-    name = chain.multiple(ratio, many, near=0.15)
-    what = f"the gradients are {ratio:.3g} times as large as those of one process"
-    where = many.line_of(0)
-    return [Finding(name, what, where)] if name and max(ratios) < 1.5 * min(ratios) else []
+    cut = many.cut and len(many.cut) == len(one.ranks[0].shapes)
+    return "no parameter is known to be whole in each rank" if cut else ""
 
 
 def verdicts_of(watcher, counts) -> list:
@@ -174,6 +165,9 @@ def judged(found, notes, strict) -> dict:
         notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
     if reason:
         notes.append(f"not compared: {reason}")
+    if many.cut:
+        what = f"the script splits its model itself: {shares.shown(many.cut)} have other shapes with"
+        notes.append(f"{what} {many.processes}, and are left out of the comparison")
     if many.names("emulated"):
         notes.append("SyncBatchNorm is computed from the gathered rows on CPUs")
     if kind != "different" and (left := not_examined(one, many)):
@@ -208,8 +202,9 @@ def table(one, many) -> dict:
 
 def farthest(one, many) -> float:
     """Return the largest difference of a gradient in a step; endless where only the weights count, or no step does."""
-    both = range(0 if many.cut else min(len(one.steps), len(many.steps)))
-    asked = [k for k in both if not (many.settled(k) or chain.made_alike(one, many, k))]
+    both = range(min(len(one.steps), len(many.steps)))
+    asked = [k for k in both if many.sums[k]["gradients"]]
+    asked = [k for k in asked if not (many.settled(k) or chain.made_alike(one, many, k))]
     return max((chain.off_at(one, many, k)[0] for k in asked), default=math.inf)
 
 
@@ -224,7 +219,7 @@ def column(world) -> list:
         world.processes,
         len(world.steps),
         world.in_rows[0].total() or "not seen",
-        *(f"{norm(sketches):.6g}" for sketches in norms),
+        *(f"{norm(sketches):.6g}" if sketches else "-" for sketches in norms),
         rate,
         str(sum(step["calls"].values())),  # those of DDP and FSDP as well
     ]

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import operator
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from mpdemo.tools.same.ends import OF_OTHERS
 from mpdemo.tools.same.finding import EQUAL, gap, norm
 
 NAMES = r"\w*(?:loss|accuracy|perplexity|reward|score|error)\w*|(?:\w+_)?(?:acc|ppl|iou|dice|mae|mse|rmse|auc|f1)\b"
+KINDS = ("gradients", "averaged", "local", "weights")  # of tensors in a step
 LOSS = re.compile(rf"(?i)({NAMES})[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 
@@ -83,7 +83,6 @@ class World:
             for rank in self.ranks
         ]
         self.cut = []  # names of parameters of which a rank has another shape than one process
-        self.replicas = [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
         self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
         loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
         self.loader = loaders.most_common(1)[0][0] if loaders else None
@@ -98,6 +97,21 @@ class World:
 
     def __str__(self):
         return f"{self.processes} process{'es' * (self.processes > 1)}"
+
+    @property
+    def replicas(self) -> list:
+        """The ranks with rows of their own: of those that share theirs, the first."""
+        return [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
+
+    def leave_out(self, cut):
+        """Leave out parameters that the script cuts by hand; its ranks with equal rows have parts of one model."""
+        for step in self.of("step"):
+            for kind in KINDS:
+                step[kind] = {name: row for name, row in step[kind].items() if name not in cut}
+            # an optimizer may hold cut copies alone
+            step["gradients"] = step["gradients"] or step["averaged"]
+        rows = [[step["rows"] for step in rank.steps] for rank in self.ranks]
+        self.shared = [[k for k, other in enumerate(rows) if other == own] for own in rows]
 
     @functools.cached_property
     def failed(self) -> tuple:
@@ -123,11 +137,10 @@ class World:
     @functools.cached_property
     def sums(self) -> list:
         """For each step and each kind of tensor, the sketches of the whole tensors by parameter."""
-        kinds = ("gradients", "averaged", "local", "weights")
         return [
             {
                 kind: whole([rank[kind] for rank in ranks], [rank["weights"] for rank in ranks])
-                for kind in kinds
+                for kind in KINDS
             }
             for ranks in self.steps
         ]
@@ -196,8 +209,8 @@ class World:
 
     @functools.cached_property
     def in_rows(self) -> list:
-        """The rows of each step; parts of a model, which are no replicas, may have the same."""
-        return [functools.reduce(operator.or_ if self.cut else operator.add, ranks) for ranks in self.rows]
+        """The rows of each step."""
+        return [sum(ranks, Counter()) for ranks in self.rows]
 
     @functools.cached_property
     def in_samples(self) -> list:

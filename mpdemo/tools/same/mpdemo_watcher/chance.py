@@ -33,8 +33,8 @@ SWITCHES |= {
 # that draw again
 METHODS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}
 METHODS |= {"randint": "random_", "randint_like": "random_", "bernoulli": "bernoulli_"}
-IN_PLACE = "uniform_ normal_ random_ bernoulli_ exponential_ log_normal_"
-METHODS |= {name: name for name in IN_PLACE.split()}
+IN_PLACE = ["uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_"]
+METHODS |= {name: name for name in IN_PLACE}
 WATCHED = 2  # steps in which it is noted whether random numbers are drawn
 
 

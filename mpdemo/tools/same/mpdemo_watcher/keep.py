@@ -16,8 +16,8 @@ from .notes import ORDER, before, here, note_once, now
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = "open os.remove os.rmdir os.mkdir os.truncate os.chmod shutil.rmtree"
-CHANGED = dict.fromkeys(CHANGES.split(), slice(1)) | {
+CHANGES = ["open", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "shutil.rmtree"]
+CHANGED = dict.fromkeys(CHANGES, slice(1)) | {
     "os.symlink": slice(1, 2),
     "os.rename": slice(2),
     "os.link": slice(2),

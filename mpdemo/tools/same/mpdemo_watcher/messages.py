@@ -44,7 +44,7 @@ def sent(name, args):
         calling(name, str(shapes[-1]) if shapes and name.startswith(ALIKE) else "")
     if not name.startswith("barrier"):  # not told in the table
         calls.update([name])
-        now.sent = now.sent if now.backward else here()
+        now.sent = now.sent if now.backward or now.parts else here()
 
 
 def watch():

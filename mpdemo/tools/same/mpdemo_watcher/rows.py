@@ -6,11 +6,10 @@ from ctypes import string_at
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from . import chance, sketch
-from .notes import before, guarded, here, note, note_once, now, number_of
+from .notes import guarded, here, note, note_once, now, number_of
 from .private_torch import number_of_storage, tensors_in
 
 RECENT = 8  # results of modules that are known when they enter another one
@@ -60,7 +59,7 @@ def is_outermost(module) -> bool:
 
 
 def watch():
-    """Look at each call of a module, and at the terms of a loss."""
+    """Look at each call of a module."""
     call = nn.Module.__call__
 
     def called(module, *args, **options):
@@ -89,7 +88,6 @@ def watch():
         return output
 
     nn.Module.__call__ = called
-    before(functional, "cross_entropy", counted)
 
 
 @guarded
@@ -160,9 +158,3 @@ def compare_later(module, given, output):
     if returned:
         taken, kind = measured(given, len(now.row)), type(module).__name__.removeprefix("FSDP")
         note("output", module=name, type=kind, rows=now.row, given=taken, returned=returned)
-
-
-def counted(input, target, *args, ignore_index=-100, **__):
-    """Count the terms of a loss; a target that is ignored, such as padding, is none."""
-    if torch.is_grad_enabled() and not target.is_floating_point() and not hasattr(target, "placements"):
-        now.terms += int((target != (args[2] if len(args) > 2 else ignore_index)).sum())

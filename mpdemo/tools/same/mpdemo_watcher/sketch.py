@@ -16,6 +16,7 @@ from .private_torch import COMPILED, of_fsdp, part_of
 known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
 held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
+seen = set()  # ids of those with a gradient in an earlier step
 # ids of what DDP averages, and of what wanted no gradient when DDP was built
 wrapped, frozen = set(), set()
 reduced = set()  # ids of those of which FSDP2 told the gradients before it reduced them
@@ -88,7 +89,7 @@ def name_of(key) -> str:
 
 def is_trained(key) -> bool:
     """Whether an optimizer holds a parameter, or it has a gradient, which an optimizer unknown to PyTorch may use."""
-    return key in known and (key in held or key in local or not held)
+    return key in known and (key in held or key in local or key in seen or not held)
 
 
 def weights(but=()) -> dict:

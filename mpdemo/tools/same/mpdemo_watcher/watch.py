@@ -22,7 +22,8 @@ from .notes import ORDER, before, calling, finish, guarded, here, note, note_lin
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
-OF_STEP = "weights gradients averaged parts rates scheduled epoch backwards rows early entered sent where optimizer"
+OF_STEP = ["weights", "gradients", "averaged", "parts", "rates", "scheduled", "epoch", "backwards"]
+OF_STEP += ["rows", "early", "entered", "sent", "where", "optimizer"]
 room = [64 * 2**20]  # bytes of weights that a rank keeps
 
 
@@ -166,11 +167,12 @@ def close_round():
     last_drawn[now.optimizer] = drawn
     trained[loader].add(number)
     now.seen_rates.add(tuple(now.rates))
-    step = {name: getattr(now, name) for name in OF_STEP.split()}
+    step = {name: getattr(now, name) for name in OF_STEP}
     found, lines = state.found_now()
     step |= {"local": sketch.of_this_rank(), "state": found, "lines": lines, "calls": calls}
     note("step", **step, loader=loader, number=number, taken=drawn[1])
     calls.clear()
+    sketch.seen.update(sketch.local)
     sketch.local.clear()
     now.update(parts=[], rows=[], gradients={}, averaged={}, rates=[])
     now.update(scheduled=0, steps=now.steps + 1, open=False, stepped=set(), early=False, weights={})
@@ -194,16 +196,15 @@ def goes_back():
 def went_back(tensors, before):
     """Note what a backward pass has left, and what was sent in it."""
     now.backwards += 1
-    now.averaged = sketch.gradients([p for key, p in sketch.held.items() if key in sketch.local])
+    now.averaged = sketch.gradients([p for key, (_, p) in sketch.known.items() if key in sketch.local])
     if not optimizers:
         now.gradients = {}
         use([parameter for _, parameter in sketch.known.values()])
     alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
     value = float(rows.local(tensors).detach()) if alone else None
-    part = {"terms": now.terms, "calls": dict(calls - before), "loss": value, "where": here()}
+    part = {"calls": dict(calls - before), "loss": value, "where": here()}
     part["in_step"] = bool(now.stepping)
     now.parts.append(part)
-    now.terms = 0
     if now.stepped:
         close_if_all()
 
@@ -247,9 +248,7 @@ def at_end():
     held = set(sketch.held) or set(sketch.known)
     outside = held & sketch.known.keys() - sketch.wrapped
     outside = {sketch.name_of(key): key in sketch.frozen for key in outside}  # and whether it was frozen
-    # a function may have put other tensors in their place while the model ran
-    own = {id(p) for _, model in rows.models.values() for p in model.parameters()} | sketch.names.keys()
-    note("model", strange=bool(sketch.names) and held.isdisjoint(own), outside=outside)
+    note("model", outside=outside)
     note("kept", steps=len(kept))
     if kept:
         torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.weights")
