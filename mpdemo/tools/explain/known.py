@@ -160,6 +160,7 @@ def known_in(line, by="", place="") -> Known | None:
     return next((k for k in fitting if not (k.unless and re.search(k.unless, f"{place} {line}"))), None)
 
 
+@functools.lru_cache  # whoever knows a line weighs and explains it next
 def spelled(line) -> tuple[str, str]:
     """Return a line as the table spells it, a signal's name behind it, a reason in English; the reason, or "-"."""
     signal = SIGNAL.search(line)
