@@ -65,10 +65,11 @@ def of_shares(groups, what, allowed):
 
 
 def of_draws(one, many):
-    """Yield whether some ranks have rows of one process in each step, and others have not."""
+    """Yield whether some ranks have rows of one process in each step, and others have not, though all draw as much."""
     steps = [*zip(one.in_rows, many.rows, strict=False)]
+    drawn = [world.steps[len(steps) - 1][0]["chances"] for world in (one, many)]
     within = [all(ranks[r] <= alone for alone, ranks in steps) for r in range(len(many.replicas))]
-    if len(steps) > 1 and any(within) and not all(within):
+    if len(steps) > 1 and drawn[0] == drawn[1] > 0 and any(within) and not all(within):
         what = f"rank {within.index(True)} has rows of one process in each step, rank {within.index(False)} has others"
         yield Finding("another order per rank", what)
 

@@ -140,6 +140,8 @@ class Draws(TorchFunctionMode):
         found = function(*args, **kwargs)
         if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
             return found
+        if not now.depth and (name in METHODS or name == "randperm"):
+            now.chances += found.numel()
         for state, new in zip(old, of_torch(kwargs.get("generator")) if looks else [], strict=True):
             if not torch.equal(state, new):
                 kind = "dropout" if re.search("dropout|attention", name) else now.drawing

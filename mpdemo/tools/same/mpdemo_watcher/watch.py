@@ -23,7 +23,7 @@ from .notes import ORDER, before, calling, finish, guarded, here, note, note_lin
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
 OF_STEP = ["weights", "gradients", "averaged", "parts", "rates", "scheduled", "epoch", "backwards"]
-OF_STEP += ["rows", "early", "entered", "sent", "where", "optimizer"]
+OF_STEP += ["rows", "early", "entered", "sent", "where", "optimizer", "chances"]
 room = [64 * 2**20]  # bytes of weights that a rank keeps
 
 
