@@ -1,6 +1,6 @@
 """Pipelines of the course model measured side by side. A job starts this in two processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab norms splits beside schedules
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab norms splits schedules
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
 one folder per variant, below it. Taught in notebooks/31_microbatches.ipynb and 32_in_anger.ipynb.
@@ -56,15 +56,6 @@ def splits(world, out) -> dict:
     )
 
 
-def beside(world) -> dict:
-    """Return the seconds of the steps of one device, and of GPipe with four microbatches on two, timed alternately."""
-    comparison = Comparison(world, *model_and_batch(COURSE))
-    comparison.add("one device", replace(COURSE, rung="single", timeline=False))
-    comparison.add("GPipe", replace(variant("GPipe"), timeline=False))
-    comparison.run(paired.ROUNDS)
-    return comparison.seconds
-
-
 def schedules(world, out) -> dict:
     """Return the seconds of the steps of every schedule with four microbatches."""
     return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
@@ -111,7 +102,6 @@ if __name__ == "__main__":
     out, *names = sys.argv[1:]
     functions = {
         "norms": norms,
-        "beside": beside,
         "splits": partial(splits, out=out),
         "schedules": partial(schedules, out=out),
     }
