@@ -191,7 +191,7 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeyp
             and peak["activations"] < alone["activations"]
         )
     seconds = summary["seconds"]
-    others = seconds[f"ddp {second['form']}"]
+    others = seconds["ddp"]
     assert from_row(second, "speedup") == ratio(seconds["single"], others)
     assert from_row(second, "fraction_of_bound") == ratio(seconds["independent"], others)
     low, high = second["fraction_interval"]

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import train_gpt
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -32,8 +33,8 @@ class Count(TorchDispatchMode):
         self.calls, self.sizes, self.live, self.peak = [], {}, 0, 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if any(issubclass(kind, train_gpt.DTensor) for kind in types):
-            return NotImplemented  # it then calls the operations on this rank's part
+        if any(issubclass(kind, (train_gpt.DTensor, AsyncCollectiveTensor)) for kind in types):
+            return NotImplemented  # it then calls the operations on this rank's part, or on what has arrived
         result = operation(*args, **(kwargs or {}))
         result = args[0] if operation in sync_ops else result  # a fake one is another tensor
         tensors = [x for x in tree_leaves((args, kwargs, result)) if torch.is_tensor(x)]

@@ -149,7 +149,7 @@ def commands_page() -> str:
 
 def api_page() -> str:
     """Return the page of the names that notebooks import from mpdemo, by module."""
-    imports = re.compile(r"^from (mpdemo[\w.]*) import ([^\n(]+)$", re.M)
+    imports = re.compile(r"^from (mpdemo[\w.]*) import ([^\n(#]+)", re.M)
     names = {}
     for file in sorted(root().glob("notebooks/*.ipynb")):
         for cell in nbformat.read(file, as_version=4).cells:
