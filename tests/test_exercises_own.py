@@ -175,7 +175,7 @@ def test_a_script_that_takes_its_log_for_a_checkpoint_is_told(
     (tmp_path / "answer.sbatch").write_text(batch.replace("slurm-%j.out", "bard-%j.out"))
     monkeypatch.setattr(own_job, "OWN", [tmp_path / "bard.py", tmp_path / "none"])
     state, message = check.verdict("81.5", tmp_path / "answer.sbatch")
-    assert state == "wrong" and "ValueError" in message and "bard-" in message, message
+    assert state == "wrong" and "ValueError" in message and ".out" in message, message
 
 
 def test_a_path_given_as_text_is_asked_for_as_a_path():

@@ -234,7 +234,10 @@ def test_a_loss_that_is_not_finite_ends_the_job_with_its_step_and_rank_and_is_no
 def test_three_processes_and_then_one_have_the_losses_of_two_and_another_batch_is_refused(training):
     kept, other = training.data("a"), (FIRST + "2, 64", FIRST + "2, 48")
     if training.name == "train_fsdp":
-        other = ("args = read_flags(arguments)", 'args = read_flags([*__import__("sys").argv[1:], "--batch=16"])')
+        other = (
+            "args = read_flags(arguments)",
+            'args = read_flags([*__import__("sys").argv[1:], "--batch=16"])',
+        )
     printed = training.run("a", other, fails=True, seconds=SECONDS)
     assert in_one_line(printed, r"^a-\d+(\.pt)? .*'size': \d\d, .*'size': \d\d, .*(next|follow)"), printed
     assert training.data("a") == kept
