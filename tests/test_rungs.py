@@ -38,18 +38,15 @@ TINY = {"model": "transformer", "image_size": 14}  # 4 tokens
 SMALL = {"model": "transformer", "batch_size": 8}
 TWO = [
     *both_norms("data_parallel", **ONE, microbatches=2),
-    case("data_parallel", **TINY, **ONE, devices=3),
     *both_norms("ddp", microbatches=3),
     case("ddp", **TINY),
     *both_norms("model_parallel", cut="layer1"),
-    case("model_parallel", **TINY, cut="block.5", **ONE),
-    *both_norms("pipeline", **ONE, microbatches=4),
+    case("pipeline", "convnet", **ONE, microbatches=4),
     *both_norms("pipeline", schedule="1F1B", microbatches=6, cut="layer2"),
     case("pipeline", **TINY, schedule="GPipe", microbatches=4),
     case("pipeline", **TINY, schedule="Interleaved1F1B", microbatches=4, cut="2,5,8"),
     case("pipeline", **TINY, schedule="InterleavedZeroBubble", microbatches=4),
     case("pipeline", **TINY, schedule="ZBVZeroBubble", microbatches=8, cut="block.1,block.3,block.5"),
-    case("pipeline", "convnet", "batch", batch_size=8, schedule="GPipe", microbatches=2),
     case("fsdp", **TINY, microbatches=2, batch_size=8),
     case("fsdp", "toy", batch_size=16),
     case("tensor", **SMALL),
@@ -75,6 +72,10 @@ FOUR = [  # hybrid: 2 replicas of 2 devices
 MORE = {  # by processes, and only in `make nightly`: the other models, cuts and shapes
     2: [
         *both_norms("data_parallel", **ONE),
+        case("pipeline", "convnet", "batch", batch_size=8, schedule="GPipe", microbatches=2),
+        case("model_parallel", **TINY, cut="block.5", **ONE),
+        case("pipeline", "convnet", "batch", **ONE, microbatches=4),
+        case("data_parallel", **TINY, **ONE, devices=3),
         *both_norms("ddp"),
         case("ddp", "resnet18", "batch", batch_size=8),
         *both_norms("model_parallel", **ONE, cut="layer2"),
