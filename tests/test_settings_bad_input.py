@@ -192,7 +192,7 @@ def test_a_command_that_does_not_exist_is_refused_before_anything_is_imported(ru
 
 @pytest.mark.parametrize(("options", "said", "seconds"), [
     pytest.param("--batch-size 9", "--batch-size 9 (all processes together) does not divide by 2 devices", 0, id="all"),
-    pytest.param("--out {tmp}/file/run", "cannot write to --out", 0, id="rank 0"),
+    pytest.param("--out {tmp}/file/run", "cannot write to --out", 0, id="rank 0", marks=pytest.mark.nightly),
     pytest.param("--dataset folder --data {tmp}/some --batch-size 2 --image-size 7", "cannot be read", 10, id="rank 1"),
 ])  # fmt: skip
 def test_two_processes_say_a_mistake_once(run_once, tmp_path, options, said, seconds):

@@ -11,7 +11,8 @@ import tempfile
 
 import torchvision  # noqa: F401
 
-import mpdemo.run  # noqa: F401
+import mpdemo.run
+import mpdemo.training.stages  # noqa: F401
 
 
 def run(words, environment):
