@@ -15,13 +15,7 @@ from mpdemo.world import supervisor, warm
 EQUALITY, TRAIN = "tests/programs/equality.py", "tests/programs/training.py"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    [
-        "torchvision",
-        "mpdemo.measure.trial",
-        "mpdemo.training.stages",
-        "mpdemo.rungs.hybrid",
-        "mpdemo.rungs.tensor",
-    ]
+    ["torchvision", "mpdemo.measure.trial", "mpdemo.rungs.hybrid", "mpdemo.rungs.tensor"]
 )
 
 
