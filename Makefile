@@ -20,7 +20,8 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 	$(MAKE) lint
 # Not last: without a GPU its last line says that all tests were skipped, which reads as if none had run.
 	$(MAKE) gpu
-# PyTorch without its compiler until something is compiled: half of the time of each process that starts.
+# PyTorch without its compiler until something is compiled: half of the time of each process that starts. And Python
+# keeps what it has compiled, also where the environment forbids that.
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=$(CURDIR)/tests/lean $(PYTEST)
 
 nightly:              ## what is slow and rare, in five parts, each of which is a command of its own

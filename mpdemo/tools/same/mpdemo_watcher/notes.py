@@ -20,8 +20,9 @@ MOST = 3000  # calls that are written down, each before it is made
 
 # Where this rank is, and what it has noted in its round: from a forward pass to the next one after a step.
 # Numbers: steps, epochs (how often a loader has begun), how deep in hooks, modules and backward passes it is, passes
-# so far, draws by row, steps of schedulers, calls that others make, the optimizer that stepped.
-COUNTS = "chances steps epoch inside depth backward backwards draws scheduled made optimizer last_rate"
+# so far, random numbers outside of a model, draws by row, steps of schedulers, calls that others make, the optimizer
+# that stepped.
+COUNTS = "steps epoch inside depth backward backwards chances draws scheduled made optimizer last_rate"
 # Whether the round has begun, a step lies in a backward pass, a wrapper was entered, the learning rate rises, a
 # scheduler has still to act, a loader has given a batch.
 FLAGS = "open early entered rising waiting loaded"
