@@ -37,7 +37,9 @@ class Count(TorchDispatchMode):
             return NotImplemented  # it then calls the operations on this rank's part, or on what has arrived
         result = operation(*args, **(kwargs or {}))
         result = args[0] if operation in sync_ops else result  # a fake one is another tensor
-        tensors = [x for x in tree_leaves((args, kwargs, result)) if torch.is_tensor(x)]
+        leaves = tree_leaves((args, kwargs, result))
+        wrapper = AsyncCollectiveTensor  # it has no memory; what it wraps is counted
+        tensors = [x for x in leaves if torch.is_tensor(x) and not isinstance(x, wrapper)]
         for tensor in tensors:
             self.note(tensor.untyped_storage())
         if operation in SENT:
@@ -99,7 +101,9 @@ def main(arguments=None):
     for kind in sorted({call[:2] for call in calls}):
         sizes = [size for *other, size in calls if tuple(other) == kind]
         print("{:9} {:22}".format(*kind), f"{len(sizes):6,} calls {sum(sizes) / 2**20:12,.2f} MiB")
-    print("MiB of the whole tensor of each call. Not in it: compilation, the allocator's gaps, time.")
+    print(
+        "MiB of the whole tensor of each call. Not in it: time, compilation, gaps, sends on their way."
+    )
 
 
 if __name__ == "__main__":
