@@ -197,10 +197,11 @@ def looks_like(text) -> str:
 
 def notes(text) -> tuple:
     """Return whether a line is a step, a step whose loss is a number, a restart, a last word, the program's own one."""
-    step = (
-        STEP.search(text)
-        and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
-        and not HARD.search(text)
+    # no exception is a step, although it may speak of one, or of a checkpoint that was not saved properly
+    step = STEP.search(text) and not (
+        HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
+        or HARD.search(text)
+        or EXCEPTION.search(text)
     )
     ended = ENDED.search(text)
     done = ended or DONE.search(text) and not NOT_DONE.search(text)
