@@ -49,11 +49,13 @@ def test_46_1(rank, n):
     most = f"It's right, but the forward pass has {in_words(forward)}. It needs an all-gather and a reduce-scatter."
     assert len(calls) == 2, most
     output.backward(arriving.chunk(n)[rank])
-    dist.all_reduce(parts[1].grad)  # the notebook does this afterwards
     wanted = mine(*(tensor.grad for tensor in tensors))
     for name, part, one in zip(("part", "scale", "up", "down"), parts, wanted, strict=True):
         lost = f"{where} the gradient of {name} isn't one device's. Autograd knows Gather.apply and Scatter.apply only."
-        assert part.grad is not None and close(ratio([part.grad], [one]), 1, 1e-3), lost
+        assert part.grad is not None, lost
+        if name == "scale":
+            dist.all_reduce(part.grad)  # the notebook does this afterwards
+        assert close(ratio([part.grad], [one]), 1, 1e-3), lost
 
 
 def require_tokens(output, right, part, where):
