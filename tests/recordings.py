@@ -4,7 +4,7 @@
 
 Two processes do a few steps of the course model under PyTorch's profiler; rank 0 writes ``NAME.json`` for each strategy
 of `STRATEGIES` into the folder. A step in which a rank had to wait for its core, because other processes were on it, is
-recorded again, and at last refused; with ``--under-load`` it is marked instead.
+recorded again, and at last refused.
 """
 
 import json
@@ -49,7 +49,7 @@ STRATEGIES = {  # file, and strategy of the player -> name, what it is, settings
 }
 
 
-def recorded(world, name, given, under_load) -> dict:
+def recorded(world, name, given) -> dict:
     """Return what the player shows of a strategy; all ranks must call this."""
     tab, what, settings = STRATEGIES[name]
     trial = Trial(settings, world, *given)
@@ -62,7 +62,7 @@ def recorded(world, name, given, under_load) -> dict:
     for _ in range(TRIES):
         step = typical(record(trial))
         share = step["delay"] / step["end"]
-        if share <= MOST or under_load:
+        if share <= MOST:
             break
     else:
         busy = f"other processes had a rank's core for {share:.0%} of a step of {name}"
@@ -74,12 +74,9 @@ def recorded(world, name, given, under_load) -> dict:
         "title": f"Recorded: {what}, {world.world_size} CPU processes, gloo",
         "machine": f"{processor()}, one core per process", "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__, "version": mpdemo.__version__, "plain": round(plain, 6),
-        "under_load": share > MOST, "delay": round(step.pop("delay"), 6),
+        "delay": round(step.pop("delay"), 6),
     }  # fmt: skip
-    note = (
-        "A trial recording, made while other processes ran: its times mean nothing. " * about["under_load"]
-    )
-    note += f"The course's transformer, batch {settings.batch_size}, fp32: the step of median length of {RECORDED - 2} "
+    note = f"The course's transformer, batch {settings.batch_size}, fp32: the step of median length of {RECORDED - 2} "
     note += f"under the profiler. Without it, the median step takes {1e3 * plain:.0f} ms. {about['machine']}; PyTorch "
     return (
         about | {"note": f"{note}{torch.__version__}, mpdemo {mpdemo.__version__}, {about['date']}."} | step
@@ -101,12 +98,12 @@ def compute_twice(block, inputs):
     block.forward(*inputs)
 
 
-def main(folder, *options):
+def main(folder):
     """Record all strategies; what is refused leaves the files of before."""
     with join_world() as world:
         try:
             given = model_and_batch(Settings(rung="single"))
-            found = {name: recorded(world, name, given, "--under-load" in options) for name in STRATEGIES}
+            found = {name: recorded(world, name, given) for name in STRATEGIES}
         except UserError as error:
             print(f"mpdemo: error: {error}", file=sys.stderr)
             end(2)
