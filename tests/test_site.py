@@ -28,7 +28,7 @@ BROKEN = """() => [...document.images].map(image => image.complete && !image.nat
 
 def test_a_notebook_of_the_readers_own_is_left_out(tmp_path, capsys):
     (tmp_path / "notebooks").mkdir()
-    own, ours = tmp_path / "notebooks/my_own.ipynb", tmp_path / "notebooks/21_ddp_by_hand.ipynb"
+    own, ours = (tmp_path / "notebooks" / name for name in ("my_own.ipynb", "21_ddp_by_hand.ipynb"))
     nbformat.write(nbformat.v4.new_notebook(), own)
     shutil.copy(root() / "notebooks/21_ddp_by_hand.ipynb", ours)
     runpy.run_path(str(root() / "tests/site/build.py"))["leave_out_others"](tmp_path)
