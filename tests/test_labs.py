@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from project import python_path
 
 from mpdemo.errors import UserError
-from mpdemo.labs import first_job
+from mpdemo.labs import first_job, two_devices
 from mpdemo.paths import root
 
 HELLO = """
@@ -89,3 +90,10 @@ def test_an_interrupt_ends_a_labs_processes_and_says_so(capfd):
         child.start()
         raise KeyboardInterrupt
     assert not child.is_alive() and capfd.readouterr().out == "Interrupted: the processes were ended.\n"
+
+
+def test_numbers_of_two_ranks_are_in_order_where_their_lines_ran_into_each_other(monkeypatch):
+    said = "rank 1, epoch 0: 24 steps, loss 1.2rank 0, epoch 0: 24 steps, loss 1.1\n\nrank 0, sum of all weights: 8.1\n"
+    job = types.SimpleNamespace(output=lambda fails: said)
+    monkeypatch.setattr(two_devices, "run", lambda command: job)
+    assert two_devices.torchrun(2, "x.py") == ([24, 24], [1.1, 1.2], [8.1])

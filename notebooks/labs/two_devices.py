@@ -83,9 +83,11 @@ class Ran(NamedTuple):
 def torchrun(processes: int, script: str) -> Ran:
     """Run a script in so many processes, print its lines, or its errors, in order, and return their numbers."""
     said = run(f"torchrun --standalone --nproc-per-node={processes} {script}").output(fails=True)
-    print(*sorted(re.findall(r"\w+Error: .*|(?:rank \d, )?(?:epoch|sum).*?\d\.\d+", said)), sep="\n")
-    lines = "\n".join(sorted(said.splitlines()))
-    found = (re.findall(name, lines) for name in (r"(\d+) steps", r"loss ([\d.]+)", r"weights: (\S+)"))
+    # Sorted after they are found: what two processes print at the same moment can stand in one line.
+    lines = sorted(re.findall(r"\w+Error: .*|(?:rank \d, )?(?:epoch|sum).*?\d\.\d+", said))
+    print(*lines, sep="\n")
+    text = "\n".join(lines)
+    found = (re.findall(name, text) for name in (r"(\d+) steps", r"loss ([\d.]+)", r"weights: (\S+)"))
     return Ran(*([float(number) for number in numbers] for numbers in found))
 
 
