@@ -6,7 +6,7 @@ SEED ?= 0
 STAMP := .venv/.installed
 
 # Five workers for two cores: more than half of the time a test waits, for Slurm, for a process or for a time limit.
-PYTEST := $(BIN)/python -m pytest -n 5 --no-loadscope-reorder --durations=10
+PYTEST := $(BIN)/python -m pytest -n 5 --no-loadscope-reorder
 PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
 	tests/test_training.py
 

@@ -1,7 +1,8 @@
 """Repairs for nbval 0.11.0 (its last release is of March 2024): a green cell means what it says.
 
-Beside them a notebook in which a cell failed is kept as it was executed, in the folder `MPDEMO_FAILED`. Each repair is
-a few lines and is tried against the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
+Beside them each cell's seconds are noted, in the file that `MPDEMO_CELL_SECONDS` names, and a notebook in which a
+cell failed is kept as it was executed, in the folder `MPDEMO_FAILED`. Each repair is a few lines and is tried against
+the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
 """
 
 import os
@@ -51,6 +52,7 @@ def await_reply_of_a_live_kernel(self, msg_id, timeout=None):
 
 def run_and_believe_the_reply(self):
     """Fail a cell that an unknown magic stopped: it sends a message on stderr and no error."""
+    begin = time.monotonic()
     try:
         runtest(self)
         status = getattr(self.parent.kernel, "last_status", "ok")
@@ -60,6 +62,15 @@ def run_and_believe_the_reply(self):
     except Exception:
         keep(self)
         raise
+    finally:
+        note(self, time.monotonic() - begin)
+
+
+def note(cell, seconds):
+    """Append a line: seconds, notebook, cell's number among the code cells."""
+    if file := os.environ.get("MPDEMO_CELL_SECONDS"):
+        with open(file, "a") as notes:
+            notes.write(f"{seconds:.1f} {cell.parent.path.name} cell {cell.cell_num}\n")
 
 
 def keep(cell):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
 import visible  # noqa: E402
 
-pytest_plugins = ["skips", "jpegs", "ending"]
+pytest_plugins = ["skips", "jpegs", "slowest", "ending"]
 # a machine with one core runs them all, slowly
 os.environ.setdefault("MPDEMO_CORES", str(max(2, len(os.sched_getaffinity(0)))))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
