@@ -1,47 +1,14 @@
 """show(): the right lines of a file, with a clear error where there are none."""
 
-import ast
-
 import pytest
 
 from mpdemo.errors import UserError, wrapped
-from mpdemo.notebook.show import SMALLER, find, show
-from mpdemo.paths import root
+from mpdemo.notebook.show import find, show
 
 
-def test_a_file_is_shown_whole_with_a_link_or_one_thing_or_lines_of_it():
-    data, _ = show("errors.py")._repr_mimebundle_()
-    assert data["text/plain"] == "mpdemo/errors.py"
-    assert data["text/markdown"].startswith(
-        f"[mpdemo/errors.py](../mpdemo/errors.py)\n\n{SMALLER}\n\n```python\n"
-    )
-    assert (root() / "mpdemo/errors.py").read_text().strip() in data["text/markdown"]
-    text = show("errors.py", "one_line").data["text/markdown"]
-    assert "\ndef one_line(text) -> str:\n" in text and "class UserError" not in text
-    assert find("settings/schedules.py", "Schedule")[1].startswith(
-        "@dataclass(frozen=True)\nclass Schedule:"
-    )
+def test_a_constant_is_shown():
+    """The notebooks compare what else is: files, functions, classes and lines, with and without docstrings."""
     assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
-    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data[
-        "text/markdown"
-    ]
-    assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```\n\n</div>")
-    assert show("errors.py", lines=("class UserError",)).data["text/markdown"].count("\n") == 8
-
-
-def test_docstrings_can_be_left_out():
-    """What is left is the same program."""
-    whole, bare = (find("models/blocks.py", docstrings=docstrings)[1] for docstrings in (True, False))
-    assert '"""' in whole and '"""' not in bare
-
-    def code(text):
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
-                del node.body[0]
-        return ast.dump(tree)
-
-    assert code(bare) == code(whole)
 
 
 @pytest.mark.parametrize(
