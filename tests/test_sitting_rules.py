@@ -10,10 +10,10 @@ v4 = nbformat.v4
 FILE = Path("notebooks/21_ddp_by_hand.ipynb")
 
 
-def sitting(*more, **about):
+def sitting(*more, opening="What we do.", **about):
     """A sitting in order, with some cells more at the end."""
     cells = [
-        v4.new_markdown_cell("# 21. DDP by hand\n\nWhat we do.", id="title"),
+        v4.new_markdown_cell(f"# 21. DDP by hand\n\n{opening}", id="title"),
         v4.new_markdown_cell("## 1. A mean\n\nNow `mean_of`.", id="mean"),
         v4.new_code_cell("def mean_of(x):\n    return x.mean()", id="mean-code"),
         *(v4.new_code_cell("x = 1", id=f"short-{number}") for number in range(2)),
@@ -36,6 +36,13 @@ MANY = [text("short", f"t{number}") for number in range(36)]
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
+        (
+            sitting(
+                opening="You need [20](20_processes.ipynb) and 12. Plan 20 minutes.", prerequisites=["20"]
+            ),
+            "its opening needs 12, and",
+        ),
+        (sitting(opening="If you know means, go on at section 4."), "without running the cells"),
         (sitting(path="both"), "path is 'both', not main or elective"),
         (sitting(ideas=[]), "has no ideas"),
         (sitting(ideas=[["gone", "x"]]), "cells that are not there: gone"),
@@ -75,7 +82,8 @@ def test_a_sitting_in_order_is_left_alone():
     linked = text("With [`step`](glossary.md#step).", "linked")
     late = code("def step():\n    run('a.py')", "late")
     cells = import_only, linked, whole, text("`run` starts a job."), late
-    assert not list(sitting_rules.breaches(sitting(*cells), FILE))
+    opening = "If you know means, run the first cell, and go on at section 4."
+    assert not list(sitting_rules.breaches(sitting(*cells, opening=opening), FILE))
 
 
 def test_the_name_of_a_sitting_fits_into_the_list_of_files():
@@ -83,23 +91,7 @@ def test_the_name_of_a_sitting_fits_into_the_list_of_files():
     assert "22 characters; at most 16" in found
 
 
-def test_the_metadata_has_what_the_opening_needs():
-    needs = sitting(prerequisites=["20"])
-    needs.cells[0].source += "\n\nYou need [20](20_processes.ipynb) and 12. Plan 20 minutes."
-    (found,) = sitting_rules.breaches(needs, FILE)
-    assert "its opening needs 12, and" in found
-
-
 def test_exercises_are_counted_apart():
     turn = text("**Your turn 21.1** (predict).\n\n" + "word " * 400)
     whole = sitting(text("word " * 100, "t"), turn, code('check("21.1", ...)'), seconds=60)
     assert (sitting_rules.minutes(whole), sitting_rules.minutes_of_exercises(whole)) == (2, 4)
-
-
-def test_a_shortcut_says_which_cells_to_run():
-    skips = sitting()
-    skips.cells[0].source += " If you know means, go on at section 4."
-    (found,) = sitting_rules.breaches(skips, FILE)
-    assert "without running" in found
-    skips.cells[0].source = skips.cells[0].source.replace("go on", "run the first cell, and go on")
-    assert not list(sitting_rules.breaches(skips, FILE))
