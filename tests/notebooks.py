@@ -179,22 +179,27 @@ def nbval(name, project, whole=True, **environ):
         if NIGHT in tags(cell) and not whole:
             cell.metadata.tags = [SKIP]
     path.write_text(text_of(notebook))
-    options = [
-        "--nbval",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={CELL_LIMIT}",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-    ]
-    command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", str(path)]
     failed = root() / "build" / "failed_notebooks"
     failed.mkdir(parents=True, exist_ok=True)
+    env = environment(project, MPDEMO_ROUNDS="2", MPDEMO_FAILED=str(failed), **environ)
+    return run_nbval(path, project, env, CELL_LIMIT, NBVAL_LIMIT)
+
+
+def run_nbval(path, folder, env, cell_limit, limit, *options):
+    """Run pytest with nbval over a notebook; return the completed process."""
+    options += (
+        "--nbval",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={cell_limit}",
+        "-p",
+        "no:cacheprovider",
+    )
+    options += f"--nbval-sanitize-with={root()}/tests/nbval.cfg", "-q", str(path)
     return subprocess.run(
-        command,
-        cwd=project,
-        env=environment(project, MPDEMO_ROUNDS="2", MPDEMO_FAILED=str(failed), **environ),
-        timeout=NBVAL_LIMIT,
+        [sys.executable, "-m", "pytest", *options],
+        cwd=folder,
+        env=env,
+        timeout=limit,
         capture_output=True,
         text=True,
         preexec_fn=be_killed_with_parent,

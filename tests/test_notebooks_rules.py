@@ -201,6 +201,7 @@ def test_only_what_the_sanitizer_names_may_change():
     assert printing("3.1 s, 20 images/s") == printing("4.25 s, 1,200.5 images/s")
     assert printing("1.87 times the speed") == printing("1.9 times the speed")
     assert printing("loss 3.1") != printing("loss 3.2")
+    assert printing("loss 0.242108") == printing("loss 0.242107") != printing("loss 0.243108")
     assert printing("97 % of the bound") == printing("93.5 % of the bound")
     on_this_machine = (
         "Slurm not found: ddp runs on this machine, 2 processes in place of 2 nodes (job 16)\n"
