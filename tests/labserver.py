@@ -1,6 +1,7 @@
 """A private JupyterLab on a free port, and a page of the system's Chromium, for the browser tests and the site."""
 
 import contextlib
+import io
 import json
 import secrets
 import signal
@@ -12,6 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from project import environment
 from setup_system import find, install_line
 
@@ -32,6 +35,15 @@ def chromium_page(width=1280, height=900, scale=1):
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         browser.close()
+
+
+def save_picture(png, path, colours, **texts):
+    """Write a screenshot with a palette of so many colours, and with texts that a program can read."""
+    note = PngInfo()
+    for name, text in texts.items():
+        note.add_itxt(name, text)
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.quantize(colours).save(path, optimize=True, pnginfo=note)
 
 
 @contextlib.contextmanager

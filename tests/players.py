@@ -9,18 +9,16 @@ first picture shows all recordings in the same way.
 
 import ast
 import hashlib
-import io
 import re
 import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from labserver import chromium_page
+import documents
+from labserver import chromium_page, save_picture
 
 from mpdemo.notebook import player as package
 from mpdemo.notebook.player import player
@@ -34,7 +32,7 @@ ONLY = (
 
 
 def calls(notebook):
-    """Yield each cell that ends with a player of literal words, and its call's arguments."""
+    """Yield each cell that ends with a player of literal words, none of a reader's own traces, and these words."""
     for cell in notebook.cells:
         if cell.cell_type != "code" or "player(" not in cell.source or cell.source.startswith("%%"):
             continue
@@ -43,6 +41,7 @@ def calls(notebook):
             isinstance(last, ast.Expr)
             and isinstance(call := last.value, ast.Call)
             and ast.unparse(call.func) == "player"
+            and "*" not in ast.unparse(call)
         ):
             yield (
                 cell,
@@ -54,11 +53,10 @@ def calls(notebook):
 def shown() -> dict:
     """Return the pages of all players that have a still, by the name of the still."""
     pages = {}
-    for path in sorted((root() / "notebooks").glob("*.ipynb")):
+    for path in documents.notebooks():
         for _, words, options in calls(nbformat.read(path, as_version=4)):
-            if "*" not in str(words):  # not a reader's own traces
-                key, page, _ = package.contents(*words, **options)
-                pages[key] = page
+            key, page, _ = package.contents(*words, **options)
+            pages[key] = page
     return pages
 
 
@@ -75,24 +73,19 @@ def take(window, page, path, theme="light"):
         window.goto(file.as_uri())
     window.add_style_tag(content=ONLY)
     window.evaluate("set({ predict: false, broken: state.broken })")
-    image = Image.open(io.BytesIO(window.locator("main").screenshot()))
-    note = PngInfo()
-    note.add_itxt("alt", window.evaluate("alt()"))
-    note.add_text("page", digest(page))
-    note.add_text("width", str(WIDTH))
-    image.convert("RGB").quantize(COLOURS).save(path, optimize=True, pnginfo=note)
+    texts = {"alt": window.evaluate("alt()"), "page": digest(page), "width": str(WIDTH)}
+    save_picture(window.locator("main").screenshot(), path, COLOURS, **texts)
 
 
 def refresh(path):
     """Put the players of a notebook anew into its saved outputs."""
     notebook = nbformat.read(path, as_version=4)
     for cell, words, options in calls(notebook):
-        if "*" not in str(words):
-            data, _ = player(*words, **options)._repr_mimebundle_()
-            kept = [output for output in cell.outputs if output.output_type != "execute_result"]
-            result = nbformat.v4.new_output("execute_result", data, execution_count=cell.execution_count)
-            cell.outputs = [*kept, result]
-    nbformat.write(notebook, path)
+        data, _ = player(*words, **options)._repr_mimebundle_()
+        kept = [output for output in cell.outputs if output.output_type != "execute_result"]
+        result = nbformat.v4.new_output("execute_result", data, execution_count=cell.execution_count)
+        cell.outputs = [*kept, result]
+    documents.write(path, documents.text_of(notebook))
 
 
 def front_page(window):
@@ -116,6 +109,5 @@ if __name__ == "__main__":
             take(window, page, folder / f"{key}.png")
             print(folder / f"{key}.png", flush=True)
         front_page(window)
-    for path in sorted((root() / "notebooks").glob("*.ipynb")):
-        if any(calls(nbformat.read(path, as_version=4))):
-            refresh(path)
+    for path in documents.notebooks():
+        refresh(path)

@@ -7,17 +7,14 @@ become stale is noticed.
 """
 
 import hashlib
-import io
 import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from labserver import chromium_page, lab
+from labserver import chromium_page, lab, save_picture
 from project import fresh_copy
 from test_notebook_browser import OUTPUT, WAIT, open_notebook
 
@@ -68,9 +65,7 @@ def take(picture, page, server, project):
     left, top = boxes[0]["x"] - MARGIN, boxes[0]["y"] - MARGIN
     height = boxes[-1]["y"] + boxes[-1]["height"] + MARGIN - top
     area = {"x": left, "y": top, "width": boxes[0]["width"] + 2 * MARGIN, "height": height}
-    image, note = Image.open(io.BytesIO(page.screenshot(clip=area))), PngInfo()
-    note.add_text("cells", digest(picture))
-    image.convert("RGB").quantize(128).save(path_of(picture), optimize=True, pnginfo=note)
+    save_picture(page.screenshot(clip=area), path_of(picture), 128, cells=digest(picture))
     page.wait_for_selector(IDLE, timeout=WAIT)
 
 
