@@ -24,9 +24,6 @@ class Placed(torch.Tensor):
     def __init__(self, data, device):
         self.data_on_cpu = data
 
-    def __repr__(self):
-        return f"Placed({self.data_on_cpu}, {self.device})"
-
     def tolist(self):
         """As ``tensor.tolist()``, which PyTorch has for its own tensors only."""
         return self.data_on_cpu.tolist()

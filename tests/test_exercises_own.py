@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ class OneRun:
             training.replace("64, 16, 20)", f"64, 16, {STEPS})"),
         )
         self.environment = child_environment() | cluster.environ
+        self.ends = [0]  # of the log, at each stop
         self.pause(pause)
         (folder / "bard.sbatch").write_text(batch)
         self.place = own_job.started(folder / "bard.sbatch", folder, self.environment, folder / "log")
@@ -71,9 +73,13 @@ class OneRun:
         """Wait until a run of the job has made some steps."""
         until(lambda: len(self.steps()) == run and self.steps()[-1] >= steps, SECONDS)
 
-    def again(self):
-        """Wait until the job is back in the queue, and let it start at once."""
+    def stopped(self):
+        """Wait until the job is back in the queue, and note how far its log has come."""
         self.state("pending")
+        self.ends.append(len(self.log()))
+
+    def again(self):
+        """Let the job that is back in the queue start at once."""
         time.sleep(2)  # a node refuses a job that starts again within the second of its end
         self.client("scontrol", "update", f"jobid={self.place[0]}", "StartTime=now")
 
@@ -99,41 +105,32 @@ def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus
         assert sorted(whole) == list(range(5, STEPS + 1, 5))
         run = OneRun(Path(short, "run"), cluster, training, batch, pause=1.0)
         number = f"jobid={run.place[0]}"
-        ends = [0]
-
-        def stopped():
-            ends.append(len(run.log()))
-
         run.trains(1)
         run.client("scontrol", "update", number, "EndTime=now+600")  # Slurm looks every 30 s for limits
-        run.state("pending")
+        run.stopped()
         run.pause(0.3)
-        stopped()
         run.again()
         run.trains(2)
         run.client("scancel", "--batch", "--signal=USR1", run.place[0])
-        run.state("pending")
-        stopped()
+        run.stopped()
         run.again()
         run.trains(3, steps=9)  # some of them after a checkpoint: they are lost
         cluster.kill_node(node := run.node())
         run.client("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
-        run.state("pending")
-        stopped()
+        run.stopped()
         run.again()
         run.trains(4)
         run.client("scontrol", "update", "partition=debug", "GraceTime=60")
         urgent = ["--partition=urgent", "--nodes=1", "--exclusive", "--output=/dev/null"]
         run.client("sbatch", *urgent, "--nodelist", run.node(), "--wrap=sleep 2")
-        run.state("pending")
-        stopped()
+        run.stopped()
         run.client("scancel", run.place[0])
         assert "--gpus-per-node=4" in batch and "--nproc-per-node=4" in batch
         fewer = batch.replace("per-node=4", "per-node=2")
         last = OneRun(run.folder, cluster, training, fewer)
         last.state("completed")
         printed, steps = run.log(), run.steps()
-    losses = [own_job.losses_at(printed[a:b]) for a, b in zip(ends, [*ends[1:], None], strict=True)]
+    losses = [own_job.losses_at(printed[a:b]) for a, b in pairwise([*run.ends, None])]
     resumed = min(losses[3]) - 5  # after the node was lost: at a checkpoint
     first, second, third, fourth, fifth = steps
     spans = [[0, first], [first, first + second], [first + second, first + second + third]]

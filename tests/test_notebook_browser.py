@@ -13,7 +13,7 @@ from labserver import NEEDS_CHROMIUM, chromium_page, lab
 from project import fresh_copy
 from worker_jobs import attach, until
 
-from notebooks import normalise, text_of
+from notebooks import KERNEL, normalise, text_of
 
 pytestmark = NEEDS_CHROMIUM
 WAIT = 120_000  # ms; a busy machine needs a part of it to start a kernel
@@ -70,11 +70,7 @@ def outside(page, server):
 def write(project, name, cells):
     """Write a notebook with these code cells."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
-    notebook.metadata.kernelspec = {
-        "name": "python3",
-        "display_name": "Python 3 (ipykernel)",
-        "language": "python",
-    }
+    notebook.metadata.kernelspec = KERNEL
     (project / "notebooks").mkdir(exist_ok=True)
     nbformat.write(notebook, project / "notebooks" / name)
 

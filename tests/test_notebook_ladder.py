@@ -90,12 +90,11 @@ def climbed(runs):
 def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_the_ladder(climbed, runs):
     shown = ladder.ladder_table()
     lines = repr(shown).splitlines()
-    headings = "strategy devices step (ms) speed-up upper bound fraction of bound MiB per device"
-    assert " ".join(lines[0].split()) == headings
-    assert lines[1].split() == ["single", "1", "200", "-", "-", "-", "100"]
-    assert (
-        " ".join(lines[2].split()) == "ddp 2 190 → 60 1.60 (1.55 to 1.62) 1.90 0.85 (0.82 to 0.88) 70, 70"
-    )
+    assert [" ".join(line.split()) for line in lines[:3]] == [
+        "strategy devices step (ms) speed-up upper bound fraction of bound MiB per device",
+        "single 1 200 - - - 100",
+        "ddp 2 190 → 60 1.60 (1.55 to 1.62) 1.90 0.85 (0.82 to 0.88) 70, 70",
+    ]
     missing = "Not timed yet, by measure(NAME): data_parallel, model_parallel, pipeline, "
     assert lines[3].startswith(missing)
     html = shown.data["text/html"]
@@ -194,8 +193,6 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeyp
     others = seconds["ddp"]
     assert from_row(second, "speedup") == ratio(seconds["single"], others)
     assert from_row(second, "fraction_of_bound") == ratio(seconds["independent"], others)
-    low, high = second["fraction_interval"]
-    assert low <= second["fraction_of_bound"] <= high and second["at_bound"] == (high >= 1)
     assert second["max_relative_gradient_error"] < 1e-4
     assert {o["kind"] for o in first["timeline"]} == {"F", "B", "O"}
     for rank in (0, 1):
