@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from project import root
 
 from mpdemo.__main__ import main
@@ -350,7 +351,10 @@ def test_a_model_that_is_larger_than_this_machine_takes_no_memory():
     ("function", "shape", "words"),
     [
         ("branch", "8", "asks for values"),
-        ("Gpt", "16", "are samples tokens? Then add --tokens"),
+        pytest.param(
+            *("Gpt", "16", "are samples tokens? Then add --tokens"),
+            marks=pytest.mark.xfail(torch.__version__ < "2.12", reason="PyTorch 2.11 embeds floats here"),
+        ),
         ("needs_one", "8", "allowed: a function without arguments"),
         ("empty", "8", "no parameters to train"),
         ("number", "8", "returns int; allowed: a torch.nn.Module"),
