@@ -188,7 +188,7 @@ def recommended(request: PlanRequest, strategies: list[Strategy]) -> str:
             return first
         runs = _runs(request, rule)
         compared = f"such rows were compared with {runs or 'no'} published run{'s' * (runs > 1)}"
-        return f"{first} Its estimated step is the shortest of those that fit; {compared}."
+        return f"{first} Its estimated step is the shortest of those that fit and train all weights; {compared}."
     why = f"Weights, gradients and optimizer states need {mib(request.states())}; a device has {mib(request.limit)}"
     why += ", too little also for one image." if request.states() <= request.limit else "."
     return f"{NOTHING}: {why}"
