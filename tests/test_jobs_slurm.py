@@ -110,7 +110,7 @@ def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)
     assert job.state == "running" and attach("runs/toy").state == "running"
-    with pytest.raises(SlurmError, match="the controller does not answer|no answer from Slurm within"):
+    with pytest.raises(SlurmError, match="; try again later$"):
         submit(spec(out="runs/other"), site="generic")
     assert time.monotonic() - started < 45
     own_cluster.start_controller()

@@ -140,7 +140,9 @@ def client(*command, **options) -> str:
         )
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
-        raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
+        if any(text in said for text in SILENT):
+            raise NoAnswer(f"{message}; try again later")
+        raise SlurmError(message)
     return done.stdout
 
 
