@@ -78,11 +78,9 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
         Part("gpt", 120, [str(here / "throughput.py"), "gpt", "{rows}"]),
         Part("resnet", 170, [str(here / "throughput.py"), "resnet", "{rows}"]),
         Part("efficiency", 90, [str(here / "efficiency.py"), "{rows}"]),
-        Part("traces", 100, [str(here / "trace.py"), "steps", "{rows}"]),
-        Part("data_parallel", 30, [str(here / "data_parallel.py"), "{rows}"]),
+        Part("traces", 100, [str(here / "trace.py"), "{rows}"]),
         Part("train_gpt", 60, [*torchrun, "train_gpt.py"], files / "scripts"),
         Part("experts", 40, [*torchrun, "experts.py"], files / "scripts"),
-        Part("player", 50, [str(here / "trace.py"), "player", "{rows}"]),
         Part("killed", 110, [*pytest, "-rP", str(here / KILLED), f"--junitxml={files / 'killed.xml'}"]),
         Part(
             "predicted",
