@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from programs import gpt_step
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
@@ -50,21 +49,6 @@ def test_a_plan_for_one_device_is_what_a_step_on_it_counts():
     planned = own.replicated(PlanRequest(model, 64, optimizer="adamw"), parts=(4,)).memory
     peak, _ = counted(optimizer="adamw", microbatches=4)
     assert planned == pytest.approx(sum(peak), rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("bf16", "recompute"),
-    [
-        (True, True),
-        *(
-            pytest.param(*way, marks=pytest.mark.nightly)
-            for way in ((False, False), (False, True), (True, False))
-        ),
-    ],
-)
-def test_a_plan_in_bf16_and_with_recomputation_is_what_a_step_of_the_script_counts(bf16, recompute):
-    (peak,) = peak_of_a_step(gpt_step.Steps(torch.device("cpu"), 64, bf16, recompute))
-    assert gpt_step.planned(64, bf16, recompute) == pytest.approx(sum(peak), rel=0.05)
 
 
 def test_a_plan_leaves_nothing_behind():

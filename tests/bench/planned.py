@@ -12,7 +12,6 @@ from programs.real_step import measured, pipelined
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.tools.plan.roof import roof
 from mpdemo.training.log import RunLog
 from mpdemo.world.env import join_world
 
@@ -33,41 +32,47 @@ CASES = [
 PIPELINE = {"name": "untied_20m", "batch": 16, "length": LENGTH}
 
 
+def plan_of(name, batch, **more):
+    """Return a request for one of the models."""
+    return PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), batch, **more)
+
+
 def planned(name, how=None, bf16=False, **way) -> dict:
     """Return what a plan says of a case, as `measured` does."""
     way["half"] = ("bf16" if how else "autocast") if bf16 else ""
     if how:
         way["shards" if how == "fsdp" else "tensor"] = 2
-    step = own.steps_of(
-        PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), BATCH), BATCH, **way
-    ).at(BATCH)
+    step = own.steps_of(plan_of(name, BATCH), BATCH, **way).at(BATCH)
     return {
         "peak": float(step.peak),
         "sent": {kind: int(bytes_) for kind, (bytes_, _) in step.sent.items()},
     }
 
 
-def stages() -> tuple:
-    """Return the planned peak of each stage of `PIPELINE`, and how it is cut."""
-    model = OwnModel(f"{MODELS}:{PIPELINE['name']}", (LENGTH,), tokens=True)
-    request = PlanRequest(model, PIPELINE["batch"], devices=2)
-    found = own.pipeline(request)
+def stages(precision) -> tuple:
+    """Return the planned peak of each stage of `PIPELINE`, and how it is split and computed."""
+    request = plan_of(PIPELINE["name"], PIPELINE["batch"], devices=2)
+    found, half = own.pipeline(request, precision), own.half_of(precision)
     size = request.batch // found.parts
-    chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof(request.gpu))
-    return list(map(float, found.stages)), {"microbatches": found.parts, "stages": own.cut(chain, 2)}
+    steps = own.steps_of(request, size, held=True, half=half, stage=half == "bf16")
+    cut = own.cut(own_scaling.chain(steps, size, request.roof(precision)), 2)
+    return found.stages, {"microbatches": found.parts, "stages": cut, "bf16": half == "bf16"}
 
 
 def main(out):
     """Plan first, since a plan has a process group of its own; then count in every process."""
-    of_stages, how = stages()
+    pipelines = [stages(precision) for precision in ("fp32", "bf16")]
     rows = [{"case": case, "planned": planned(**case)} for case in CASES]
     with join_world() as world:
         for row in rows:
             row["counted"] = measured(batch=BATCH, length=LENGTH, **row["case"])
-        of_processes = pipelined(**PIPELINE, **how)
-    for number, (plan, real) in enumerate(zip(of_stages, of_processes, strict=True)):
-        counts = {"planned": {"peak": plan, "sent": {}}, "counted": {"peak": real, "sent": {}}}
-        rows.append({"case": {"stage": number}} | counts)
+        for peaks, how in pipelines:
+            for stage, (plan, real) in enumerate(zip(peaks, pipelined(**PIPELINE, **how), strict=True)):
+                counts = {
+                    "planned": {"peak": float(plan), "sent": {}},
+                    "counted": {"peak": real, "sent": {}},
+                }
+                rows.append({"case": {"stage": stage, "bf16": how["bf16"]}} | counts)
     RunLog(out, world.rank == 0).finish({"rows": rows})
 
 

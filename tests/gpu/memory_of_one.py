@@ -8,7 +8,6 @@ import gc
 import os
 import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 from record import append
@@ -28,13 +27,8 @@ from mpdemo.tools.plan.split import stage_slices
 from mpdemo.training import setup
 from mpdemo.world.env import World, where_am_i
 
-sys.path.append(str(Path(__file__).parents[1]))
-from programs import gpt_step  # noqa: E402
-
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
 COURSE = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
-GPT = {"batch": 512, "bf16": True}  # of scripts/gpt.py
-GPTS = [GPT, GPT | {"recompute": True}]
 LARGE = [RESNET | {"batch_size": 64}]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
 STAGES = [
@@ -81,17 +75,6 @@ def row(settings, world, number=0):
     }
 
 
-def row_of_gpt(way, device):
-    """The row of the GPT to take home, in bf16."""
-    gc.collect()
-    counted = sum(peak_of_a_step(gpt_step.Steps(device, **way))[0])
-    return {
-        "case": {"model": "gpt"} | way,
-        "counted": counted,
-        "predicted": gpt_step.planned(**way, on=device.type),
-    }
-
-
 def row_of_stage(settings, gpu, number):
     """The row of one of two stages: it lies on the GPU, and the other one on the CPU."""
     devices = [torch.device("cpu")] * 2
@@ -107,7 +90,6 @@ def main():
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     on_gpu = gpu.device.type == "cuda"
     rows = [row(settings, gpu) for settings in [COURSE, *LARGE * on_gpu]]
-    rows += [row_of_gpt(way, gpu.device) for way in GPTS]
     rows += [row_of_stage(settings, gpu, number) for settings in STAGES if on_gpu for number in range(2)]
     append(rows, sys.argv[1])
     off = [each for each in rows if abs(each["predicted"] / each["counted"] - 1) > WITHIN]

@@ -1,12 +1,6 @@
-"""A real training step on the CPU, as a reader writes it, and what the allocator says of it (test_plan_own_steps.py).
-
-Run under torchrun as ``real_step.py CASES OUT``: a JSON list of the arguments of `measured`, whose results rank 0
-writes, for FSDP or tensor parallelism over all processes.
-"""
+"""A real training step on the CPU, as a reader writes it, and what the allocator says of it (bench/planned.py)."""
 
 import gc
-import json
-import sys
 from functools import partial
 from pathlib import Path
 from runpy import run_path
@@ -24,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from mpdemo.predict.counting import CountMessages
-from mpdemo.world.env import join_world
 
 MODELS = run_path(Path(__file__).with_name("llama.py"))["MODELS"]
 COLUMNS, ROWS, WHOLE = tp.ColwiseParallel(), tp.RowwiseParallel(), Replicate()
@@ -139,16 +132,3 @@ def pipelined(name, batch, length, stages, microbatches, bf16=False) -> list:
     peaks = [None] * world
     dist.all_gather_object(peaks, peak_of(prof))
     return peaks
-
-
-def main():
-    cases = json.loads(Path(sys.argv[1]).read_text())
-    with join_world() as world:
-        found = [pipelined(**case) if "stages" in case else measured(**case) for case in cases]
-        dist.barrier()
-    if world.rank == 0:
-        Path(sys.argv[2]).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
