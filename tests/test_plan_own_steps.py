@@ -5,10 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from gpu import page
-from gpu.record import read_rows
 from project import root
-from worlds import run_worlds, written
+from worlds import run_worlds
 
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
@@ -23,17 +21,12 @@ def steps(name, batch=4, length=LENGTH, **way):
     return own.steps_of(PlanRequest(model, batch, optimizer="adamw"), batch, **way)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("tied_20m", {}),
-        pytest.param("untied_20m", {"checkpointing": True}, marks=pytest.mark.nightly),
-        pytest.param("tied_20m", {"half": "autocast"}, marks=pytest.mark.nightly),
-        ("untied_20m", {"half": "autocast", "checkpointing": True}),
-        pytest.param("untied_20m", {"checkpointing": True, "selective": True}, marks=pytest.mark.nightly),
-        ("bf16_20m", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "way"), [
+    ("tied_20m", {}),
+    ("untied_20m", {"half": "autocast", "checkpointing": True}),
+    pytest.param("untied_20m", {"checkpointing": True, "selective": True}, marks=pytest.mark.nightly),
+    ("bf16_20m", {}),
+])  # fmt: skip
 def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says(name, way):
     from programs.real_step import measured
 
@@ -43,71 +36,19 @@ def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says
     )
 
 
-def counted(folder, cases) -> list:
-    """Return what two processes find of each case."""
-    words = written(folder / "cases", cases), str(folder / "found")
-    run_worlds(folder, [[2, "tests/programs/real_step.py", *words]])
-    return json.loads((folder / "found").read_text())
-
-
-SHARDED = [
-    {"name": "tied_20m", "how": "fsdp"},
-    {"name": "untied_20m", "how": "fsdp", "bf16": True, "checkpointing": True},
-    {"name": "untied_20m", "how": "tensor"},
-    {"name": "tied_20m", "how": "tensor", "checkpointing": True},
-]
-
-
 @pytest.mark.nightly
-def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp_path):
-    found = counted(tmp_path, [case | {"batch": 4, "length": LENGTH} for case in SHARDED])
-    for case, real in zip(SHARDED, found, strict=True):
-        way = {name: value for name, value in case.items() if name not in ("how", "bf16")}
-        way["half"] = "bf16" if "bf16" in case else ""
-        way["shards" if case["how"] == "fsdp" else "tensor"] = 2
-        step = steps(**way).at(4)
-        assert step.peak == pytest.approx(real["peak"], rel=0.05), case
-        assert sum(bytes_ for bytes_, _ in step.sent.values()) == pytest.approx(
-            sum(real["sent"].values()), rel=0.01
-        ), case
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path, precision):
-    model = OwnModel(f"{FILE}:untied_20m", (LENGTH,), tokens=True)
-    request = PlanRequest(model, 16, devices=2, optimizer="adamw")
-    found = own.pipeline(request, precision)
-    size = 16 // found.parts
-    half = own.half_of(precision)
-    steps = own.steps_of(request, size, held=True, half=half, stage=half == "bf16")
-    stages = own.cut(own_scaling.chain(steps, size, request.roof(precision)), 2)
-    case = {
-        "name": "untied_20m",
-        "batch": 16,
-        "length": LENGTH,
-        "stages": stages,
-        "microbatches": found.parts,
-        "bf16": precision == "bf16",
-    }
-    (real,) = counted(tmp_path, [case])
-    # in bf16 a stage's last gradients are reduced in buffers that aren't planned
-    assert found.stages == pytest.approx(real, rel=0.05 if precision == "fp32" else 0.07)
-
-
-def test_a_gpu_counted_what_is_planned(run_once, tmp_path):
-    """A GPT of a billion weights in bf16, with and without checkpointing, as an H100 measured it (notebooks/gpu)."""
-    part = next(part for part in page.newest()["parts"] if part["part"] == "gpt")
-    planned = [row for row in part["rows"] if "compile" not in row["options"]]
-    (tmp_path / "gpt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planned))
-    done = run_once(
-        "tests/gpu/predicted.py", str(tmp_path / "rows"), str(tmp_path / "gpt.jsonl"), timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    rows = read_rows(tmp_path / "rows")
-    assert len(rows) == len(planned) > 1
-    for row in rows:
-        assert row["predicted_gib"] == pytest.approx(row["measured_gib"], rel=0.01), row["options"]
+def test_peaks_and_messages_are_planned_as_two_processes_count_them(tmp_path):
+    run_worlds(tmp_path, [[2, "tests/bench/planned.py", str(tmp_path)]])
+    rows = json.loads((tmp_path / "summary.json").read_text())["rows"]
+    assert {row["case"].get("how") for row in rows} == {None, "fsdp", "tensor"} and "stage" in rows[-1][
+        "case"
+    ]
+    for case, planned, real in (row.values() for row in rows):
+        # in bf16 a stage's last gradients are reduced in buffers that aren't planned
+        within = 0.07 if "stage" in case and case["bf16"] else 0.05
+        assert planned["peak"] == pytest.approx(real["peak"], rel=within), case
+        sent = [sum(found["sent"].values()) for found in (planned, real)]
+        assert sent[0] == pytest.approx(sent[1], rel=0.01), case
 
 
 @pytest.mark.parametrize(
