@@ -4,8 +4,8 @@
     python tests/bench/bench.py --only ddp       a part
 
 Every figure is a median of paired ratios (mpdemo/measure/paired.py) from runs that alternate in one call: strategies
-beside the single device, what is planned beside what is counted, training loops beside a bare one. The machine should
-be idle. The tables of tests/bench/README.md come from it.
+beside the single device. What is planned of memory stands beside what is counted. The machine should be idle. The
+tables of tests/bench/README.md come from it.
 """
 
 import json
@@ -26,10 +26,9 @@ from mpdemo.options import Parser
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, end
 
-# programs of parts; the strategies have one for all
-OTHERS = {"plan": "planned.py", "loop": "lightning_overhead.py"}
+PROMISED = "5 %, stages in bf16 7 %"
 ERRORS = "prediction", "error", "promised"
-PROCESSES = OF_STRATEGIES | {"plan": 2, "loop": 1}  # of each part
+PROCESSES = OF_STRATEGIES | {"plan": 2}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
 
 
@@ -60,7 +59,7 @@ def run_parts(parts, out) -> int:
         if status := run(part, out / part):
             return status
         result = report["results"][part] = json.loads((out / part / "summary.json").read_text())
-        for headings, *line in FIGURES.get(part, strategies)(result):
+        for headings, *line in (plan if part == "plan" else strategies)(result):
             tables.setdefault(headings, []).append(line)
         (out / "bench.json").write_text(json.dumps(report, indent=2) + "\n")
     for headings, lines in tables.items():
@@ -70,13 +69,13 @@ def run_parts(parts, out) -> int:
 
 def run(part, folder) -> int:
     """Run one part in its processes; return their exit status."""
-    program = [str(Path(__file__).with_name("cases.py")), part]
-    command = [str(Path(__file__).with_name(OTHERS[part]))] if part in OTHERS else program
+    name, words = ("planned.py", []) if part == "plan" else ("cases.py", [part])
+    command = [str(Path(__file__).with_name(name)), *words, str(folder)]
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES[part]}"]
         environment = child_environment() | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run([sys.executable, *launch, *command, str(folder)], env=environment).returncode
+        return subprocess.run([sys.executable, *launch, *command], env=environment).returncode
 
 
 def strategies(result) -> list:
@@ -120,31 +119,11 @@ def plan(result) -> list:
             ERRORS,
             f"{runs}: median and largest error",
             f"{100 * median(off):.1f} %, {100 * max(off):.1f} %",
-            "5 %",
+            PROMISED,
         ),
         (ERRORS, "bytes of messages, within a thousandth", f"{sum(equal)} of {len(equal)} right", "all"),
     ]
 
-
-def loop(result) -> list:
-    """Return the lines of what a training loop adds to a step."""
-    lines = []
-    for name, row in result["added"].items():
-        added, low, high = (
-            f"{1e6 * seconds:.0f}" for seconds in (row["seconds"], *row["seconds_interval"])
-        )
-        of_step = f"{100 * row['seconds'] / result['course_seconds']:.1f} % of a step of the course model"
-        lines.append(
-            (
-                SPEEDS,
-                f"what {name} adds to a step of a bare one",
-                f"{added} ({low} to {high}) µs, {of_step}",
-            )
-        )
-    return lines
-
-
-FIGURES = {"plan": plan, "loop": loop}  # the other parts: `strategies`
 
 if __name__ == "__main__":
     end(main())

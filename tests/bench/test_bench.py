@@ -37,7 +37,9 @@ def test_plans_are_summed_up():
 
     peaks, messages = bench.plan({"rows": [row(101, 100, 7, 7), row(97, 100, 7, 8), row(100, 100, 0, 0)]})
     assert (
-        peaks[0] == bench.ERRORS and peaks[1].startswith("3 peaks") and peaks[2:] == ("1.0 %, 3.0 %", "5 %")
+        peaks[0] == bench.ERRORS
+        and peaks[1].startswith("3 peaks")
+        and peaks[2:] == ("1.0 %, 3.0 %", bench.PROMISED)
     )
     assert messages[2] == "1 of 2 right"
 
@@ -65,16 +67,22 @@ def test_speeds_are_lines_of_tables_with_their_intervals():
 
 
 @pytest.mark.nightly
-def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    done = run_once(bench.__file__, "--only", "loop", "--out", str(tmp_path), TMPDIR=str(scratch))
+def test_peaks_and_messages_are_planned_as_two_processes_count_them_and_nothing_is_left_behind(
+    run_once, tmp_path
+):
+    (scratch := tmp_path / "scratch").mkdir()
+    done = run_once(bench.__file__, "--only", "plan", "--out", str(tmp_path), TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads((tmp_path / "bench.json").read_text())
-    for loop, row in report["results"]["loop"]["added"].items():
-        assert row["seconds_interval"][0] <= row["seconds"] <= row["seconds_interval"][1]
-        assert f"| what {loop} adds to a step of a bare one" in done.stdout
-    assert report["results"]["loop"]["step_seconds"]["bare loop"] > 0 and "| comparison " in done.stdout
+    rows = json.loads((tmp_path / "bench.json").read_text())["results"]["plan"]["rows"]
+    assert {row["case"].get("how") for row in rows} == {None, "fsdp", "tensor"}
+    assert sum("stage" in row["case"] for row in rows) == 4
+    for case, planned, real in (row.values() for row in rows):
+        # in bf16 a stage's last gradients are reduced in buffers that aren't planned
+        within = 0.07 if "stage" in case and case["bf16"] else 0.05
+        assert planned["peak"] == pytest.approx(real["peak"], rel=within), case
+        sent = [sum(found["sent"].values()) for found in (planned, real)]
+        assert sent[0] == pytest.approx(sent[1], rel=0.01), case
+    assert f"{len(rows)} peaks of steps of a Llama" in done.stdout
     assert list(scratch.iterdir()) == []  # torchrun would leave its logs, PyTorch its caches
 
 
