@@ -1,18 +1,18 @@
 """A user's mistake is one line on stderr that says what is allowed, and exit status 2; never a traceback."""
 
 import argparse
-import json
 import random
+import runpy
 import socket
+import sys
 import time
 
 import pytest
 from jpegs import make_jpeg_folder
-from project import python_path
+from worlds import forked
 
 from mpdemo.errors import UserError
 from mpdemo.options import LineParser, add_options, options_from
-from mpdemo.paths import root
 from mpdemo.settings import MODELS, RUNGS, Settings, checked
 
 ODD = ["", " ", " 2", "a\nb", "\0", "é", "１", str(2**64), str(10**30), "a" * 10_000, "1" * 5000]
@@ -151,33 +151,35 @@ CASES = [(words, {}, said) for words, said in REFUSED] + UNDER_A_LAUNCHER
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory, run_once):
+def ended(tmp_path_factory):
     """What the texts of CASES stand for here, and how the programs ended; they share one import of PyTorch."""
     tmp = tmp_path_factory.mktemp("bad")
     (tmp / "empty").mkdir()
     (tmp / "file").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        here, cases = {"tmp": tmp, "port": holder.getsockname()[1]}, []
+        here, results = {"tmp": tmp, "port": holder.getsockname()[1]}, []
         for words, environment, _ in CASES:
             words = words.format(**here).split()
             words += [] if "--out" in " ".join(words) else ["--out", str(tmp / "out")]
             environment = {name: value.format(**here) for name, value in environment.items()}
-            cases.append({"words": words, "environment": environment})
-        (tmp / "cases").write_text(json.dumps(cases))
-        done = run_once(
-            "tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=python_path(root())
-        )
-    assert done.returncode == 0, done.stderr
-    return here, json.loads((tmp / "cases.results").read_text())
+            results.append(forked(tmp, run_strategy, *words, timeout=120, **environment))
+    return here, results
+
+
+def run_strategy(rung, *words):
+    """In a new process: run a strategy's program."""
+    sys.argv[1:], program = words, f"mpdemo.rungs.{rung}"
+    sys.modules.pop(program, None)  # which the server may have imported: runpy warns of it
+    runpy.run_module(program, run_name="__main__")
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[said for _, _, said in CASES])
 def test_a_mistake_is_one_line_that_says_what_is_allowed(ended, number):
     here, results = ended
-    status, stdout, stderr = results[number]
-    assert (status, stdout) == (2, ""), stderr
-    assert stderr.startswith("mpdemo: error: ") and stderr.count("\n") == 1
-    assert CASES[number][2].format(**here) in stderr
+    done, said = results[number], CASES[number][2].format(**here)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("mpdemo: error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
 
 
 def test_a_command_that_does_not_exist_is_refused_before_anything_is_imported(run_once):
