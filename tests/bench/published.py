@@ -1,19 +1,16 @@
 """Plan training runs whose speed others have published (published.toml), and print both as the tables of published.md.
 
-    python tests/bench/published.py [--steps FILE] [--write] [part of a source's or a model's name]
+    python tests/bench/published.py [--write] [part of a source's or a model's name]
 
 Above each group's table stands how many come out within 20 and 30 % and inside the interval; --write puts the tables
-into published.md. All take about ten minutes; FILE keeps the steps that were counted, for the next time, as long as the
-code that counts doesn't change.
+into published.md. All take about ten minutes.
 """
 
 import argparse
-import pickle
 import re
 import tomllib
 from collections import Counter
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +20,10 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]  # tests, tests/bench
 
 from mpdemo.paths import root
-from mpdemo.tools.plan import own, own_scaling
+from mpdemo.tools.plan import own
 from mpdemo.tools.plan.gpus import GPUS
 from mpdemo.tools.plan.own_model import OwnModel
-from mpdemo.tools.plan.request import NotPlanned, PlanRequest
+from mpdemo.tools.plan.request import PlanRequest
 
 HEADS = (
     "source",
@@ -107,15 +104,14 @@ def model_of(run):
     return OwnModel(run.model, shape, shape == (run.length,), make)
 
 
-def planned(run, model, efficiency=None):
+def planned(run, model):
     """Return what the plan says of a run."""
     nodes = run.nodes or -(-run.devices // 8)
     replicas = 1 if run.mesh == "tensor" else run.devices
     tensor = int(run.mesh.partition("tensor ")[2] or 1)
     batch = run.batch * run.parts * replicas // tensor
     request = PlanRequest(model, batch, run.devices, nodes, GPUS[run.gpu].memory, run.optimizer, run.gpu,
-                          efficiency=efficiency, precision=run.precision, compiled=run.compiled,
-                          everything=True)  # fmt: skip
+                          precision=run.precision, compiled=run.compiled, everything=True)  # fmt: skip
     way = own.AGAIN[run.again] | {"precision": run.precision, "parts": (run.parts,)}
     if run.half:  # nothing to cast
         way["precision"] = "fp32"
@@ -165,48 +161,20 @@ def score(rows) -> str:
     )
 
 
-def remembered(file):
-    """Take the steps of models from a file, if the same code counted them; return the models, and what saves both."""
-    code = [*(root() / "mpdemo/tools/plan").glob("[gklov]*.py"), *(root() / "tests").glob("*/*l*m*.py")]
-    now = sha256(
-        b"".join(path.read_bytes() for path in sorted(code) if path.stem not in ("own", "own_prediction"))
-    ).digest()
-    kept = pickle.loads(file.read_bytes()) if file and file.exists() else {}
-    models, steps = kept.get(now, ({}, {}))
-    computed = own_scaling.computed.__wrapped__
-
-    def known(model, *what):
-        key = (next(name for name, each in models.items() if each is model), *what)
-        if key not in steps:
-            try:
-                steps[key] = computed(model, *what)
-            except NotPlanned as error:
-                steps[key] = str(error)
-        if isinstance(steps[key], str):
-            raise NotPlanned(steps[key])
-        return steps[key]
-
-    own_scaling.computed = known
-    return models, lambda: file and file.write_bytes(pickle.dumps({now: (models, steps)}))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("part", nargs="*")
     args = parser.parse_args()
     if args.write and args.part:
         parser.error("--write is for all runs")
-    models, save = remembered(args.steps)
-    groups = {group: [] for group in HEADINGS}
+    models, groups = {}, {group: [] for group in HEADINGS}
     for run in [run for run in runs() if " ".join(args.part) in f"{run.source} {run.model}"]:
         key = run.model, run.length, run.half, run.adapters, run.norms
         if key not in models:
             models[key] = model_of(run)
         groups[run.group].append(cells(run, planned(run, models[key])))
         print(" | ".join(groups[run.group][-1][0]), flush=True)
-        save()
     page = PAGE.read_text()
     for group, heading in HEADINGS.items():
         lines = [HEADS, ["---"] * len(HEADS), *(row[0] for row in groups[group])]

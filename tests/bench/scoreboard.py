@@ -50,17 +50,12 @@ class Twin(ast.NodeTransformer):
             return ast.Constant(decides if decides in known else not decides)
         return left[0] if len(left) == 1 else ast.BoolOp(node.op, left)
 
-    def visit_IfExp(self, node):
+    def taken(self, node):
         self.generic_visit(node)
-        return (
-            (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
-        )
+        known = isinstance(node.test, ast.Constant)
+        return (node.body if node.test.value else node.orelse) if known else node
 
-    def visit_If(self, node):
-        self.generic_visit(node)
-        return (
-            (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
-        )
+    visit_If = visit_IfExp = taken
 
 
 def of_same(name, fixed, folder) -> list:
