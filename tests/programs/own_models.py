@@ -5,6 +5,7 @@ from collections import OrderedDict
 from types import SimpleNamespace
 
 import torch
+from bench.published_models import UNet3d
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -48,30 +49,6 @@ class WithTable(nn.Linear):
     def __init__(self):
         super().__init__(64, 64)
         self.register_buffer("table", torch.zeros(64, 64))
-
-
-class Unused(nn.Module):
-    """A layer that is never called."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        return self.used(x)
-
-
-class TwoOutputs(nn.Module):
-    """Returns a second output from a layer in its middle, as GoogLeNet does."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.head, self.aux = (nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x):
-        x = self.first(x)
-        aux = self.aux(x)
-        return self.head(self.second(x)), aux
 
 
 class GrowingList(nn.Module):
@@ -124,25 +101,6 @@ class Detector(nn.Module):
             x = level(x)
             found.append(self.Output(classes=self.classes(x), boxes=self.boxes(x).exp()))
         return found
-
-
-class Unet(nn.Module):
-    """An encoder, a decoder, and skips between them: a dense map."""
-
-    def __init__(self):
-        super().__init__()
-        self.down = nn.ModuleList(conv(inside, outside) for inside, outside in ((3, 8), (8, 16), (16, 32)))
-        self.up = nn.ModuleList(conv(inside, outside) for inside, outside in ((48, 16), (24, 8)))
-        self.last = nn.Conv2d(8, 3, 1)
-
-    def forward(self, x):
-        skips = []
-        for block in self.down:
-            x = F.max_pool2d(block(x), 2)
-            skips.append(x)
-        for block, skip in zip(self.up, skips[1::-1], strict=True):
-            x = block(torch.cat((F.interpolate(x, size=skip.shape[2:]), skip), 1))
-        return self.last(x)
 
 
 class Experts(nn.Module):
@@ -446,6 +404,7 @@ def needs_one(width):
 
 
 MODELS = {
+    "unet": lambda: UNet3d((8, 16, 32)),
     "orthogonal": lambda: nn.Sequential(
         nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10)
     ),
