@@ -79,8 +79,8 @@ def test_a_softmax_under_autocast_is_not_copied():
     assert logits.grad.dtype == torch.bfloat16 and loss.dtype == torch.float32
 
 
-def kept_and_moved(function, *shape, dtype=torch.bfloat16):
-    """Return what a function keeps for its backward pass, and moves, in units of its input."""
+def kept_and_work(function, *shape, dtype=torch.bfloat16):
+    """Return what a function keeps for its backward pass, in units of its input, and the rows of its kernels."""
     memory, kernels = LiveMemory(), Kernels()
     with memory, FakeTensors(allow_non_fake_inputs=True), OnGpu():
         x = torch.empty(shape, dtype=dtype, requires_grad=True)
@@ -90,14 +90,15 @@ def kept_and_moved(function, *shape, dtype=torch.bfloat16):
         kept = memory.live["cpu"] - before - result.nbytes
         with kernels:
             backward(result.float().sum())
-    return kept / x.nbytes, sum(moved for *_, moved in kernels.work) / x.nbytes
+    return kept / x.nbytes, kernels.work
 
 
 @pytest.mark.parametrize("make", [torch.nn.RMSNorm, torch.nn.LayerNorm])
 def test_a_norm_has_one_kernel_which_keeps_its_input(make):
     """As CUDA's _fused_rms_norm and native_layer_norm do; a CPU's RMS norm keeps five times its input in 16 bits."""
-    kept, moved = kept_and_moved(make(4096).bfloat16(), 8, 512, 4096)
+    kept, work = kept_and_work(make(4096).bfloat16(), 8, 512, 4096)
     assert kept < 0.01
+    moved = sum(row[3] for row in work) / (2 * 8 * 512 * 4096)
     assert moved < 15  # of it 8 are the sum in 32 bits and its gradient
 
 
@@ -124,6 +125,7 @@ BY_KERNEL = {
     "batch norm": (lambda x: functional.batch_norm(x.transpose(1, 2), None, None, training=True), 0.0),
     "softmax": (lambda x: x.softmax(-1), 0.0),  # its output
     "GELU": (functional.gelu, 0.0),
+    "dropout": (torch.nn.Dropout(0.1), 0.5),  # a byte for each number
 }
 
 
@@ -132,7 +134,7 @@ BY_KERNEL = {
     [pytest.param(*BY_KERNEL[name], id=name, marks=[NEWER] * (name == "group norm")) for name in BY_KERNEL],
 )
 def test_losses_and_norms_keep_what_a_gpus_kernels_keep(function, expected):
-    kept, _ = kept_and_moved(function, 8, 512, 4096)
+    kept, _ = kept_and_work(function, 8, 512, 4096)
     assert kept == pytest.approx(expected, abs=0.02)
 
 
@@ -144,7 +146,7 @@ def test_attention_within_pytorchs_own_module_keeps_no_scores_but_those_that_it_
         layer = torch.nn.MultiheadAttention(1024, 16, dropout, batch_first=True, dtype=x.dtype)
         return layer(x, x, x, need_weights=need_weights)[0]
 
-    dropped, whole = (kept_and_moved(partial(attention, dropout=p), 4, 1024, 1024)[0] for p in (0.1, 0.0))
+    dropped, whole = (kept_and_work(partial(attention, dropout=p), 4, 1024, 1024)[0] for p in (0.1, 0.0))
     assert dropped - whole == pytest.approx(1.5 * 16 if need_weights else 0, abs=0.1)
     assert (whole > 16) == need_weights
 
@@ -152,7 +154,7 @@ def test_attention_within_pytorchs_own_module_keeps_no_scores_but_those_that_it_
 def test_a_transformer_layer_keeps_what_its_parts_keep():
     """Query, key, value and attention with its copy; two sums, a norm; two layers of twice the width; three masks."""
     sizes = {"d_model": 1024, "nhead": 16, "dim_feedforward": 2048, "dropout": 0.1, "batch_first": True}
-    kept, _ = kept_and_moved(
+    kept, _ = kept_and_work(
         lambda x: torch.nn.TransformerEncoderLayer(**sizes, dtype=x.dtype)(x), 4, 1024, 1024
     )
     weights = (4 + 2 * 2) * 1024**2 / (4 * 1024 * 1024)
@@ -160,15 +162,17 @@ def test_a_transformer_layer_keeps_what_its_parts_keep():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mask", [False, True])
-def test_attention_keeps_no_scores_with_a_mask_or_with_keys_that_queries_share(dtype, mask):
+@pytest.mark.parametrize(("mask", "dropout"), [(False, 0.0), (True, 0.0), (False, 0.1)])
+def test_attention_keeps_no_scores_with_a_mask_dropout_or_keys_that_queries_share(dtype, mask, dropout):
     """Flash and memory-efficient attention have kernels for both (PyTorch's sdp_utils.cpp); scores are 16 times x."""
 
     def attention(x):
         kind = {"attn_mask": torch.ones(1024, 1024, dtype=torch.bool)} if mask else {"is_causal": True}
-        return functional.scaled_dot_product_attention(x, x[:, :4], x[:, :4], enable_gqa=True, **kind)
+        return functional.scaled_dot_product_attention(
+            x, x[:, :4], x[:, :4], dropout_p=dropout, enable_gqa=True, **kind
+        )
 
-    kept, _ = kept_and_moved(attention, 2, 16, 1024, 64, dtype=dtype)
+    kept, _ = kept_and_work(attention, 2, 16, 1024, 64, dtype=dtype)
     assert kept < 1
 
 
@@ -179,22 +183,13 @@ def test_a_recurrent_layer_keeps_gates_and_states_and_its_products_are_those_of_
 ):
     """As the documentation of nn.LSTM has them; on a CPU a layer is one operation per step, or one that keeps more."""
     layer = getattr(torch.nn, kind)(64, 64, batch_first=True, bidirectional=directions == 2)
-    kernels, memory = Kernels(), LiveMemory()
-    with memory, FakeTensors(allow_non_fake_inputs=True), OnGpu():
-        x = torch.empty(32, 512, 64, requires_grad=True)
-        before = memory.live["cpu"]
-        with kernels:
-            output, last = layer(x)
-        kept = memory.live["cpu"] - before - output.nbytes
-        with kernels:
-            backward(output.sum())
+    kept, work = kept_and_work(lambda x: layer(x)[0], 32, 512, 64, dtype=torch.float32)
     states = 1 if kind == "LSTM" else 0  # the cells; two outputs are kept beside the one that they make
     copied = 2 if directions == 2 else 0
-    assert kept / x.nbytes == pytest.approx(directions * (gates + states) + copied, abs=0.1)
-    products = sum(sum(row[:3]) for row in kernels.work)
+    assert kept == pytest.approx(directions * (gates + states) + copied, abs=0.1)
+    products = sum(sum(row[:3]) for row in work)
     assert products == pytest.approx(3 * 2 * directions * 32 * 512 * gates * 64 * 128, rel=0.01)
-    assert len(kernels.work) < 60
-    assert all(p.shape for p in (last if kind == "LSTM" else [last]))
+    assert len(work) < 60
 
 
 def test_what_the_kernels_of_an_rnn_would_be_is_not_guessed():
@@ -232,21 +227,3 @@ def test_an_optimizer_has_the_states_and_holds_besides_them_what_a_plan_gives_it
     )
     assert states / size == pytest.approx(OPTIMIZERS[name].states, abs=0.01)
     assert (memory.peak() - before) / size == pytest.approx(OPTIMIZERS[name].besides, abs=0.05)
-
-
-def test_dropout_keeps_a_byte_for_each_number():
-    kept, _ = kept_and_moved(torch.nn.Dropout(0.1), 8, 512, 4096)
-    assert kept == pytest.approx(0.5, abs=0.01)
-
-
-def test_attention_with_dropout_keeps_no_scores():
-    def attention(x, dropout):
-        return functional.scaled_dot_product_attention(x, x, x, None, dropout, is_causal=True)
-
-    with_dropout, without = (
-        kept_and_moved(partial(attention, dropout=p), 1, 16, 2048, 64) for p in (0.1, 0.0)
-    )
-    assert with_dropout == without and without[0] < 1
-    assert kept_and_moved(
-        lambda x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1), 1, 16, 2048, 64
-    )
