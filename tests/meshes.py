@@ -12,7 +12,7 @@ import traceback
 import torch
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import TensorDataset
-from worlds import FORKS
+from worlds import FORKS, forked
 
 from mpdemo.labs.meshes import NAMES, SCRIPTS, STEPS, sizes_of, watch
 from mpdemo.labs.meshes import plain as in_rows
@@ -25,19 +25,14 @@ SECONDS = 480  # after which a mesh has hung; two processes may compile for minu
 # --- a mesh
 
 
-def run_mesh(folder, flags, world, hook=None, scripts=SCRIPTS, script="train_gpt") -> list:
-    """Run a script in some processes; return what each has noted. A hook changes it before."""
+def run_mesh(folder, flags, world, hook=None, scripts=SCRIPTS) -> list:
+    """Run train_gpt.py in some processes; return what each has noted. A hook changes it before."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = [
-        folder,
-        flags,
-        {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-    ]
-    processes = [
-        FORKS.Process(target=run_rank, args=(rank, *given, hook, scripts, script)) for rank in range(world)
-    ]
+    environment = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given = folder, flags, environment, hook, scripts
+    processes = [FORKS.Process(target=run_rank, args=(rank, *given)) for rank in range(world)]
     for process in processes:
         process.start()
     end = time.monotonic() + SECONDS
@@ -54,7 +49,7 @@ def run_mesh(folder, flags, world, hook=None, scripts=SCRIPTS, script="train_gpt
     return [torch.load(folder / f"noted-{rank}.pt") for rank in range(world)]
 
 
-def run_rank(rank, folder, flags, environment, hook, scripts, script):
+def run_rank(rank, folder, flags, environment, hook, scripts):
     """In the new process: run the script's main(), and save what it has come to."""
     os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     log = (folder / f"log-{rank}").open("w", buffering=1)
@@ -62,11 +57,11 @@ def run_rank(rank, folder, flags, environment, hook, scripts, script):
         os.dup2(log.fileno(), number)
     sys.stdout = sys.stderr = log
     os.chdir(folder)
-    sys.argv, sys.path[:0] = [script, *flags], [str(scripts)]
+    sys.argv, sys.path[:0] = ["train_gpt.py", *flags], [str(scripts)]
     torch.set_num_threads(1)
     status = 1
     try:
-        job, module = importlib.import_module("job"), importlib.import_module(script)
+        job, module = importlib.import_module("job"), importlib.import_module("train_gpt")
         with watch(module, job) as noted:
             if hook:
                 hook(module, job)
@@ -200,22 +195,15 @@ def count_instead(script, job):
 
 
 def rehearsed(folder, arguments, ranks, rank) -> tuple:
-    """Rehearse a rank in a process of its own; return the peak of a step and its calls."""
-    process = FORKS.Process(
-        target=rehearse_alone, args=(folder, [f"--ranks={ranks}", f"--rank={rank}", *arguments])
-    )
-    process.start()
-    process.join(SECONDS)
-    assert process.exitcode == 0, (folder / "rehearsed.log").read_text()[-3000:]
-    return torch.load(folder / "rehearsed.pt")
+    """Rehearse a rank in a process of its own; return the peak of a step, its calls, and what is printed."""
+    words = [f"--ranks={ranks}", f"--rank={rank}", *arguments]
+    done = forked(folder, rehearse_alone, folder, words, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return *torch.load(folder / "rehearsed.pt"), done.stdout
 
 
 def rehearse_alone(folder, arguments):
     """In the new process: keep what the script counts before it prints it."""
-    log = (folder / "rehearsed.log").open("w", buffering=1)
-    for number in (1, 2):
-        os.dup2(log.fileno(), number)
-    sys.stdout = sys.stderr = log
     sys.path.insert(0, str(SCRIPTS))
     rehearse = importlib.import_module("rehearse")
     count_step = rehearse.count_step

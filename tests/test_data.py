@@ -54,6 +54,7 @@ def imagenet(tmp_path):
 
 
 def facts(dataset):
+    """Images to train on, to validate on, classes and channels."""
     return len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels
 
 
@@ -290,11 +291,6 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     ("moved", "to", "problem"),
     [
         ("val", "valid", "No such file or directory: .*val.*; expected: PATH/train/CLASS"),
-        (
-            "val/0",
-            "val/zero",
-            "train/ and val/ do not share: train/0, val/zero; expected: PATH/train/CLASS",
-        ),
         ("train/0/0000.jpg", "0000.jpg", "class folder .*train/0 holds no image .*; remove it"),
     ],
 )

@@ -89,12 +89,10 @@ def test_the_transformers_patches_follow_the_image():
 
 def test_a_stage_shares_parameters():
     model = build("convnet")
-    first, second = model.cut([1])
+    _, second = model.cut([1])
     parameters = dict(model.named_parameters())
     assert second.names == ["layer2", "fc"]
     assert all(p is parameters[name] for name, p in second.named_parameters())
-    images = torch.randn(2, 1, 28, 28)
-    assert torch.equal(second.eval()(first.eval()(images)), model.eval()(images))
 
 
 @pytest.mark.parametrize("name", large_by_night(*MODELS))

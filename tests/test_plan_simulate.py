@@ -7,7 +7,7 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.predict import SCHEDULES, simulate
 from mpdemo.predict.simulate import order, simulate_order
-from mpdemo.settings.schedules import check_schedule, placement, usual_stages_per_rank
+from mpdemo.settings.schedules import placement
 
 SHAPES = [
     ("GPipe", 2, 1, 1), ("GPipe", 3, 5, 1), ("GPipe", 4, 2, 1), ("1F1B", 2, 2, 1), ("1F1B", 4, 7, 1),
@@ -17,21 +17,13 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def closed_form(schedule, ranks, microbatches, stages_per_rank=None) -> float:
-    """Return the share of all ranks' time that is idle; a `UserError` where no closed form holds.
+def closed_form(schedule, ranks, microbatches, stages_per_rank) -> float:
+    """Return the share of all ranks' time that is idle.
 
     GPipe and 1F1B: (P-1) / (M+P-1), whatever forward and backward cost. Interleaved1F1B, where M is a multiple of P:
     (P-1) / (vM+P-1). The zero-bubble schedules, where forward, input gradient and weight gradient cost the same:
     (P-1) / (3vM+P-1), which is only the time in which the first microbatch reaches the last rank; ZBV from M = 2P-1 on.
     """
-    schedule = check_schedule(schedule, ranks, microbatches)
-    stages_per_rank = stages_per_rank or usual_stages_per_rank(schedule)
-    rounds = not schedule.startswith("Interleaved") or microbatches % ranks == 0
-    if not rounds or (schedule == "ZBVZeroBubble" and microbatches < 2 * ranks - 1):
-        raise UserError(
-            f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; allowed: multiples of "
-            f"{ranks}, for ZBVZeroBubble {2 * ranks - 1} or more (simulate does the others)"
-        )
     in_three = 3 if schedule.endswith("ZeroBubble") else 1
     return (ranks - 1) / (in_three * stages_per_rank * microbatches + ranks - 1)
 

@@ -18,7 +18,7 @@ def same_as_real(folder, mesh):
     run_mesh(folder, flags, world, meshes.count_instead)
     for rank in (0, world - 1):
         peak, calls = torch.load(folder / f"counted-{rank}.pt")
-        alone, own = rehearsed(folder, flags, world, rank)
+        alone, own, _ = rehearsed(folder, flags, world, rank)
         print(
             f"{mesh}, rank {rank}: {len(calls)} calls, {sum(call[2] for call in calls)} bytes; peak {peak}, {alone}"
         )
@@ -66,8 +66,7 @@ def test_ranks_that_cannot_be_are_refused_in_one_line(monkeypatch, ranks):
 @pytest.mark.parametrize("held", [2, pytest.param(10, marks=pytest.mark.nightly)])
 def test_a_rank_of_a_thousand_holds_its_shards_of_its_blocks(tmp_path, held):
     flags = ["--pp=8", "--shard=16", "--tp=8", "--width=8192", f"--blocks={8 * held}", "--microbatches=8"]
-    peak, calls = rehearsed(tmp_path, flags, 1024, 517)
-    printed = (tmp_path / "rehearsed.log").read_text()
+    peak, calls, printed = rehearsed(tmp_path, flags, 1024, 517)
     assert "rank 517 of 1024 (pp 4, replicate 0, fsdp 0, tp 5): stages [4]" in printed
     weights = held * (12 * 8192**2 // 8 + 2 * 8192) // 16 * 4  # the blocks' share, in float32
     assert f"{6 * held} shards, {weights / 2**20:,.1f} MiB in all;" in printed and peak > 4 * weights

@@ -243,25 +243,31 @@ def test_what_is_no_trace_or_not_of_all_ranks_is_refused_in_one_line(written, tm
     written(ddp(0), ddp(0))
     with pytest.raises(UserError, match="traces of ranks 0, 1 of 3; give one of each"):
         traces.read([one, two])
-    with pytest.raises(
-        UserError, match="begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the"
-    ):
-        traces.read(written(ddp(0), [{**row, "name": row["name"].replace("#5", "#900")} for row in ddp(0)]))
-    with pytest.raises(UserError, match="no time in common: they are of several runs"):
-        traces.read(written(alone := ddp(0)[:4], [row | {"ts": row["ts"] + 24 * 3600e6} for row in alone]))
-    for time in (math.nan, math.inf):
-        with pytest.raises(
-            UserError, match="is no trace of torch.profiler .*'aten::mm' has no finite time"
-        ):
-            traces.read(written(ddp(0), [*ddp(0), span("aten::mm", time, 2)]))
-    with pytest.raises(
-        UserError, match="all-reduce number 1 of ranks 0, 1 has no like in all of their traces"
-    ):
-        traces.read(
-            written(ddp(0), [span("ProfilerStep#5", 0, 30, "user_annotation"), span("aten::mm", 1, 2)])
-        )
-    with pytest.raises(UserError, match="the traces' clocks differ"):
-        traces.read(written(ddp(0), [row | {"ts": row["ts"] + 20 * MS} for row in ddp(0)]))
+    step, other, day = ddp(0), span("ProfilerStep#900", 0, 30, "user_annotation"), 24 * 3600e3
+
+    def later(rows, milliseconds):
+        return [row | {"ts": row["ts"] + milliseconds * MS} for row in rows]
+
+    for rank0, rank1, said in [
+        (
+            step,
+            [other, *step[1:]],
+            "begin with other steps: ProfilerStep#5, ProfilerStep#900; give traces of the",
+        ),
+        (step[:4], later(step[:4], day), "no time in common: they are of several runs"),
+        (step, later(step, 20), "the traces' clocks differ"),
+        (step, step[:4], "all-reduce number 1 of ranks 0, 1 has no like in all of their traces"),
+        *(
+            (
+                step,
+                [*step, span("aten::mm", time, 2)],
+                "is no trace of torch.profiler .*'aten::mm' has no finite time",
+            )
+            for time in (math.nan, math.inf)
+        ),
+    ]:
+        with pytest.raises(UserError, match=said):
+            traces.read(written(rank0, rank1))
 
 
 @pytest.mark.parametrize(
