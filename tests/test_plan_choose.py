@@ -8,6 +8,7 @@ from importlib import import_module
 from itertools import combinations
 
 import pytest
+from plans import of_the_course
 
 from mpdemo.errors import UserError
 from mpdemo.labs import plan_rows
@@ -15,8 +16,6 @@ from mpdemo.paths import root
 from mpdemo.tools.plan import own, own_scaling, strategies
 from mpdemo.tools.plan import split as planner
 from mpdemo.tools.plan.command import PlanOptions, notes, request_of
-from mpdemo.tools.plan.loading import of_course
-from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PRECISIONS, PlanRequest
 from mpdemo.tools.plan.roof import MIB, RESERVE, roof
 from mpdemo.tools.plan.strategies import NOTHING, PEAKS, RUNS, as_rows, compare, recommended, table
@@ -28,17 +27,10 @@ LIMITS = "--devices 2 --gpu v100 --gpu-memory 16GiB"
 @pytest.fixture(scope="module")
 def course():
     """Requests for models of the course, each built once, since its steps are remembered with it."""
-
-    def request(name, norm="batch", **more):
-        images = {"channels": 3, "image_size": 112, "classes": 10, "norm": norm}
-        return PlanRequest(
-            OwnModel(name, (3, 112, 112), function=partial(of_course, name, **images)), **more
-        )
-
     return {
-        "small": request("convnet", batch=4),
-        "grouped": request("resnet18", "group", batch=8),
-        "blocks": request("transformer", batch=2),
+        "small": PlanRequest(of_the_course("convnet", 112), batch=4),
+        "grouped": PlanRequest(of_the_course("resnet18", 112, norm="group"), batch=8),
+        "blocks": PlanRequest(of_the_course("transformer", 112), batch=2),
     }
 
 
@@ -186,9 +178,7 @@ def test_two_measured_gpus_are_met_within_two_percent():
     All parts are in flight, as in GPipe. Two identical runs there reported 8224 and 8219 MiB, while the tensors of a
     step are the same in every run: what differs is the workspace that cuDNN chooses for its convolutions.
     """
-    images = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
-    model = OwnModel("resnet101", (3, 224, 224), function=partial(of_course, "resnet101", **images))
-    request = PlanRequest(model, 128, devices=2, optimizer="sgd")
+    request = PlanRequest(of_the_course("resnet101", 224, classes=1000), 128, devices=2, optimizer="sgd")
     chain = own_scaling.chain(own.steps_of(request, 8, held=True), 8, roof("v100"))
     first, second = own.stage_peaks(
         request, chain, [(0, 8), (8, len(chain))], [16, 16], [0, 16 * chain[7].crossing]

@@ -1,23 +1,19 @@
 """What is counted of a step's memory: its parts, on real tensors; and the sum over blocks, which a split goes by."""
 
 import gc
-from functools import partial
 
 import pytest
 import torch
+from plans import of_the_course
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
 from mpdemo.predict.counting import LiveMemory, peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.loading import of_course
-from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
 from mpdemo.tools.plan.roof import MIB
 from mpdemo.world.env import World
-
-IMAGES = {"channels": 3, "image_size": 64, "classes": 10, "norm": "batch"}
 
 
 def counted(**settings):
@@ -44,16 +40,14 @@ def test_gradients_are_counted_where_they_are_at_the_peak():
 
 def test_a_plan_for_one_device_is_what_a_step_on_it_counts():
     gc.collect()
-    images = {"channels": 1, "image_size": 28, "classes": 10, "norm": "batch"}
-    model = OwnModel("transformer", (1, 28, 28), function=partial(of_course, "transformer", **images))
+    model = of_the_course("transformer", 28, channels=1)
     planned = own.replicated(PlanRequest(model, 64, optimizer="adamw"), parts=(4,)).memory
     peak, _ = counted(optimizer="adamw", microbatches=4)
     assert planned == pytest.approx(sum(peak), rel=0.05)
 
 
 def test_a_plan_leaves_nothing_behind():
-    model = OwnModel("convnet", (3, 64, 64), function=partial(of_course, "convnet", **IMAGES))
-    own.sharded(PlanRequest(model, 8, devices=2))
+    own.sharded(PlanRequest(of_the_course("convnet", 64), 8, devices=2))
     assert not torch.distributed.is_initialized() and gc.isenabled()
 
 
