@@ -115,14 +115,6 @@ def test_each_option_is_added_to_those_before_and_timed(small, name, unit, optio
         assert rows[0]["flops_per_item"] == pytest.approx(formula, rel=0.02)
 
 
-@in_small
-def test_what_was_planned_stands_beside_what_was_measured(small):
-    rows = next(part["rows"] for part in small["parts"] if part["part"] == "predicted")
-    assert [row["model"] for row in rows] == 2 * ["gpt"] + 2 * ["resnet18"]
-    eager, checkpointed = rows[:2]
-    assert 0 < checkpointed["predicted_gib"] < eager["predicted_gib"] and eager["measured_seconds"] > 0
-
-
 def test_what_is_missing_takes_eight_minutes_and_is_what_no_such_gpu_has_passed():
     before = passed_before("NVIDIA H100 PCIe")
     limits = [part.limit for part in list_parts(False, Path(), 4, gpus=1) if part.name not in before]

@@ -218,22 +218,20 @@ def rows_of(part) -> dict:
     return {" ".join(row["options"]): row for row in rows}
 
 
-@pytest.mark.parametrize(("model", "variants", "bar"), [
-    ("gpt", ["", "checkpointing", "compile", "checkpointing compile"], 0.05),
-    pytest.param("resnet", ["channels_last", "channels_last compile"], 0.15, marks=pytest.mark.nightly),
+@pytest.mark.parametrize(("model", "part", "variants", "bar"), [
+    ("GPT 1B", "gpt", ["", "checkpointing", "compile", "checkpointing compile"], 0.05),
+    pytest.param("ResNet-50", "resnet", ["channels_last", "channels_last compile"], 0.15, marks=pytest.mark.nightly),
 ])  # fmt: skip
-def test_what_an_h100_measured_is_what_was_planned(model, variants, bar, monkeypatch):
+def test_what_an_h100_measured_is_what_was_planned(model, part, variants, bar, monkeypatch):
     """Eager and compiled; the GPT of a billion weights has PyTorch's default AdamW, and ResNet-50 its channels last."""
-    monkeypatch.syspath_prepend(str(root() / "tests/gpu"))
-    predicted, throughput = import_module("predicted"), import_module("throughput")
-    monkeypatch.setattr(throughput.Language, "size", throughput.LARGE)
-    monkeypatch.setattr(throughput.Images, "name", "resnet50")
-    monkeypatch.setattr(throughput.Images, "pixels", 224)
-    planned, measured = OwnModel(model, function=getattr(predicted, model)), rows_of(model)
+    monkeypatch.syspath_prepend(root() / "tests/bench")
+    published = import_module("published")
+    run = next(run for run in published.runs() if (run.source, run.model) == ("our H100", model))
+    planned, measured = published.model_of(run), rows_of(part)
     for variant in variants:
         row, compiled = measured[variant], "compile" in variant
-        request = PlanRequest(planned, row["batch"], gpu="h100", compiled=compiled)
-        of_step = found(request, precision="autocast", checkpointing="checkpointing" in variant)
+        again = own.RECOMPUTED if "checkpointing" in variant else ""
+        of_step = published.planned(run._replace(again=again, compiled=compiled), planned)
         seconds, (low, high) = of_step.compiled if compiled else of_step.seconds, of_step.between
         assert seconds == pytest.approx(row["median_seconds"], rel=bar), variant
         assert low < row["median_seconds"] < high, variant

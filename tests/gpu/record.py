@@ -76,11 +76,6 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
         Part("traces", 100, [str(here / "trace.py"), "{rows}"]),
         Part("train_gpt", 60, [*torchrun, "train_gpt.py"], files / "scripts"),
         Part("experts", 40, [*torchrun, "experts.py"], files / "scripts"),
-        Part(
-            "predicted",
-            60,
-            [str(here / "predicted.py"), "{rows}", f"{files}/gpt.jsonl", f"{files}/resnet.jsonl"],
-        ),
     ]
     if gpus > 1:
         two, rounds = [*torchrun[:-1], "2"], ["2"] if on_cpu else []
