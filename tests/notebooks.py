@@ -42,9 +42,8 @@ from mpdemo.tools.cluster import Cluster
 from mpdemo.world.processes import be_killed_with_parent
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
-RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("11", "23", "33", "53")  # of a throw-away Slurm, 1 Gbit/s apart
-TIMES_DDP_ITSELF = "72_which_one"
+SHOWS_THE_LADDER = "72_which_one"  # and times DDP itself
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 SKIP = "nbval-skip"  # nbval's own tag
 # how a notebook marks what only holds there
@@ -122,18 +121,16 @@ def compared(notebook) -> list:
 def refresh(path, ladder, everything=False) -> str:
     """Execute one notebook and save it if something changed; return what happened, in a word.
 
-    `ladder` is a folder that collects the runs of the ladder: a notebook that shows the ladder so far shows those of
-    the ones before it, as a reader sees them, where they are refreshed in the same call.
+    `ladder` is a folder that collects what timed a strategy: the notebook that shows the ladder shows the runs of the
+    ones before it, as a reader sees them, where they are refreshed in the same call.
     """
     saved = nbformat.read(path, as_version=4)
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
-        if "ladder" in path.read_text():
-            own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
-            shutil.copytree(
-                ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True
-            )
+        if path.stem == SHOWS_THE_LADDER:
+            others = shutil.ignore_patterns("speed_ddp")
+            shutil.copytree(ladder, folder / "runs", ignore=others, dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         options = {"record_timing": False, "store_widget_state": False}
         client = NotebookClient(
@@ -142,9 +139,7 @@ def refresh(path, ladder, everything=False) -> str:
         with slurm_of(path) as slurm:
             begin = time.monotonic()
             client.execute(env=environment(folder, NBVAL="1", **slurm))
-        for run_folder in (
-            run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)
-        ):
+        for run_folder in (folder / "runs").glob("speed_*"):
             shutil.copytree(run_folder, Path(ladder, run_folder.name), dirs_exist_ok=True)
         if "mpdemo" in fresh.metadata:
             fresh.metadata.mpdemo.seconds = round(time.monotonic() - begin)
