@@ -21,7 +21,7 @@ import nbformat
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from labserver import CHROMIUM, chromium_page, lab
-from project import files
+from project import fresh_copy
 
 from mpdemo.__main__ import COMMANDS
 from mpdemo.paths import root
@@ -30,7 +30,6 @@ HERE = Path(__file__).parent
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.S)
 WAIT = 120_000  # ms
 WIDE = 560  # pixels: at a phone's width, the words in a wider picture could not be read
-FOLDERS = ("notebooks", "mpdemo", "slurm", "tests", ".github")
 
 
 def main() -> int:
@@ -40,7 +39,10 @@ def main() -> int:
     out = Path(parser.parse_args().out).absolute()
     with tempfile.TemporaryDirectory(prefix="site-") as folder:
         pages = Path(folder)
-        copy_project(pages)
+        fresh_copy(pages)
+        shutil.copy2(HERE / "conf.py", pages)
+        (pages / "site_static").mkdir()
+        shutil.copy2(HERE / "site.css", pages / "site_static")
         leave_out_others(pages)
         replace_diagrams(pages)
         (pages / "commands.md").write_text(commands_page())
@@ -51,21 +53,6 @@ def main() -> int:
         (out / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">\n')
         print(f"the site: {out / 'README.html'}")
     return status
-
-
-def copy_project(pages):
-    """Copy what the pages show and link to, and the style sheet."""
-    for file in files():
-        if (
-            file.parts[0] in FOLDERS
-            or file.suffix == ".md"
-            or file.name in ("LICENSE", "environment.yml", "requirements.lock")
-        ):
-            (pages / file.parent).mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root() / file, pages / file)
-    shutil.copy2(HERE / "conf.py", pages)
-    (pages / "site_static").mkdir()
-    shutil.copy2(HERE / "site.css", pages / "site_static")
 
 
 def leave_out_others(pages):
