@@ -6,8 +6,8 @@ import sys
 import time
 
 import psutil
-import pytest
 from project import environment, python_path
+from worker_jobs import until
 
 from mpdemo.paths import root
 
@@ -22,26 +22,12 @@ def test_waits():
 """
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_what_a_test_has_started_ends_with_the_run(workers, tmp_path):
+def test_what_a_test_of_a_worker_has_started_ends_with_the_run(tmp_path):
     (tmp_path / "test_waits.py").write_text(TEST)
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "ending",
-        "-n",
-        "1",
-        "--rootdir",
-        str(tmp_path),
-        "test_waits.py",
-    ]
+    words = [sys.executable, "-m", "pytest", "-p", "ending", "-n", "1", f"--rootdir={tmp_path}"]
     env = environment(root()) | {"PYTHONPATH": python_path(root(), root() / "tests")}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as run:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "child").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until((tmp_path / "child").exists)
         time.sleep(0.2)
         run.send_signal(signal.SIGTERM)
         run.wait(60)
