@@ -1,5 +1,6 @@
 """Every exercise has a learner's cell, a solution that its check accepts, and wrong answers that its check refuses."""
 
+import functools
 import linecache
 import re
 import runpy
@@ -21,21 +22,8 @@ from notebooks import sanitised
 
 DEADLOCK = "still waits"  # said where a program hangs, after `PATIENCE` seconds; others may need longer
 PATIENCE = 3.0
-LONG = (
-    "53.1",
-    "64.1",
-    "64.2",
-    "64.3",
-    "80.1",
-    "80.2",
-    "80.3",
-    "81.1",
-    "81.2",
-    "81.3",
-    "81.4",
-    "81.5",
-)  # real jobs, or several runs of a script: tried at night
 EXERCISES = exercises()
+LONG = {"53.1", *exercises("64"), *exercises("80"), *exercises("81")}  # jobs, many runs: tried at night
 PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
 PROGRAMS = tomllib.loads((Path(__file__).parent / "wrong_programs.toml").read_text())
 CELL = re.compile(r"""^(?:check\(\s*"([\d.]+)"|%%task ([\d.]+) ?(\w*)$)""", re.M)
@@ -126,6 +114,7 @@ def no_answer_of_this_clone(tmp_path, monkeypatch):
     monkeypatch.setattr(own_job, "JOBS", tmp_path / "jobs.json")
 
 
+@functools.cache
 def solved_cells() -> dict:
     """Return the cell of every exercise's solution, and the cells before it in its notebook."""
     cells = {}
@@ -139,19 +128,10 @@ def solved_cells() -> dict:
     return cells
 
 
-@pytest.fixture(scope="module")
-def solutions():
-    return solved_cells()
-
-
-def solved_text(number) -> str:
-    """Return the answer of a solution that is a text."""
-    return answer_of(number, (), solved_cells(), None)
-
-
-def answer_of(number, changes, solutions, folder):
-    """Return the answer of a solution with some of its text replaced: a file, or what its cell gives to `check`."""
-    source, before = f"{solutions[number][0]}\n", solutions[number][1]
+def answer_of(number, changes=(), folder=None):
+    """Return the answer of a solution with some of its text replaced: what its cell gives to `check`, or a file."""
+    source, before = solved_cells()[number]
+    source += "\n"
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in source, f"the solution of {number} holds no {old!r}"
         source = source.replace(old, new)
@@ -173,14 +153,12 @@ def answer_of(number, changes, solutions, folder):
     "number",
     [pytest.param(number, marks=[pytest.mark.nightly] * (number in LONG)) for number in EXERCISES],
 )
-def test_a_solution_is_right_and_what_is_said_to_it_was_saved(
-    number, solutions, tmp_path, capsys, monkeypatch
-):
+def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     if number in ("81.4", "81.5"):  # which run the script of 81.3
         (tmp_path / "solution").mkdir()
-        (tmp_path / "solution" / "bard.py").write_text(solved_text("81.3"))
-    check.check(number, answer_of(number, (), solutions, tmp_path))
+        (tmp_path / "solution" / "bard.py").write_text(answer_of("81.3"))
+    check.check(number, answer_of(number, folder=tmp_path))
     saved = exercises_of(next((root() / "notebooks" / "solutions").glob(f"{number[:2]}_*.ipynb")))[number]
     texts = (" ".join(text.split()) for text in (saved, capsys.readouterr().out))  # lines break elsewhere
     saved, said = (text.partition(f"{number}: ")[2] for text in texts)  # not what an answer printed before
@@ -218,11 +196,11 @@ RIGHT = [(number, index) for number, rows in PROGRAMS["right"].items() for index
 
 
 @pytest.mark.parametrize(("number", "index"), WRONG, ids=str)
-def test_a_wrong_program_is_told_what_is_wrong_with_it(number, index, solutions, tmp_path, monkeypatch):
+def test_a_wrong_program_is_told_what_is_wrong_with_it(number, index, tmp_path, monkeypatch):
     *changes, expected = PROGRAMS["wrong"][number][index]
     if DEADLOCK in expected:
         monkeypatch.setattr(check, "SECONDS", PATIENCE)
-    answer = answer_of(number, changes, solutions, tmp_path)
+    answer = answer_of(number, changes, tmp_path)
     assert not is_blank(answer)
     state, message = verdict(number, answer)
     assert state == "wrong" and expected in message, message
@@ -231,10 +209,9 @@ def test_a_wrong_program_is_told_what_is_wrong_with_it(number, index, solutions,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "index"), RIGHT, ids=str)
-def test_a_right_answer_may_be_written_otherwise(number, index, solutions, tmp_path):
-    state, message = verdict(
-        number, answer_of(number, PROGRAMS["right"][number][index], solutions, tmp_path)
-    )
+def test_a_right_answer_may_be_written_otherwise(number, index, tmp_path):
+    answer = answer_of(number, PROGRAMS["right"][number][index], tmp_path)
+    state, message = verdict(number, answer)
     assert state == "right", message
 
 

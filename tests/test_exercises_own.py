@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_exercises import code_cells, solved_text
+from test_exercises import answer_of, code_cells
 from worker_jobs import until
 
 from mpdemo.notebook import check
@@ -32,7 +32,7 @@ job_files = sys.modules["checks.job_files"]
 def solved() -> tuple:
     """The training script and the batch script of the solutions."""
     batch = next(cell.source for cell in code_cells(SOLUTIONS) if cell.source.startswith("%%task 81.5"))
-    return solved_text("81.3"), batch.partition("\n")[2]
+    return answer_of("81.3"), batch.partition("\n")[2]
 
 
 class OneRun:
