@@ -43,9 +43,12 @@ def _known_model(name):
 
 
 def _shape(text):
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ValueError("allowed: whole numbers above 0 with commas, such as 3,224,224")
-    return text
+    sizes = text.split(",")
+    if not all(map(str.isdecimal, sizes)) or not 0 < prod(map(int, sizes)) < 2**40:
+        raise ValueError(
+            "allowed: whole numbers above 0 with commas, such as 3,224,224, of fewer than 2**40 values"
+        )
+    return tuple(map(int, sizes))
 
 
 def _with_unit(size):
@@ -249,8 +252,7 @@ def request_of(options, progress) -> PlanRequest:
     gpu = options.gpu or "a100"
     efficiency = efficiency_of(options.record, gpu) if options.record else known_of(gpu)
     if options.own_model:
-        shape = options.input and tuple(map(int, options.input.split(",")))
-        model = OwnModel(options.model, shape, options.tokens)
+        model = OwnModel(options.model, options.input, options.tokens)
     else:
         images = {name: getattr(options, name) for name in OF_COURSE}
         shape = options.channels, options.image_size, options.image_size
