@@ -26,6 +26,9 @@ LOGS = Path(__file__).parent / "logs"
 # What is expected of each log: the file NAME.txt, or lines from public bug reports (more.json names them).
 TABLE = json.loads((LOGS / "expected.json").read_text())
 MORE = json.loads((LOGS / "more.json").read_text())
+ALL = {name: "\n".join(log["log"]) for name, log in MORE.items()}
+ALL |= {name: (LOGS / f"{name}.txt").read_text() for name in TABLE}
+HEALTHY = [name for name, wanted in (TABLE | MORE).items() if wanted.get("healthy")]
 MESSAGES = tomllib.loads((LOGS / "messages.toml").read_text())  # by their source
 QUOTED = [  # on the page of the scripts to take home; programs/known_failures.py provokes them
     "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
@@ -61,9 +64,9 @@ def test_failures_that_are_caused_here_are_known_and_quoted_as_they_are(run_once
 def test_a_log_is_explained_as_a_support_desk_would(name):
     """The first shown line is the first cause, and the remedy speaks of the right thing; or the run ended well."""
     wanted = (TABLE | MORE)[name]
-    text = "\n".join(wanted["log"]) if name in MORE else (LOGS / f"{name}.txt").read_bytes()
+    text = ALL[name] if name in MORE else (LOGS / f"{name}.txt").read_bytes()
     said = explain.report(text)
-    if wanted.get("healthy"):
+    if name in HEALTHY:
         assert "ended well" in said and "what to do" not in said, said
         return
     first = next(line for line in said.splitlines() if line.startswith("line "))
@@ -75,12 +78,7 @@ def test_a_log_is_explained_as_a_support_desk_would(name):
 
 def test_each_row_of_the_table_is_found_in_a_real_message():
     """In a line of the logs above, or in a message of messages.toml: none stands behind a row that takes it first."""
-    logs = ["\n".join(log["log"]) for log in MORE.values()] + [
-        path.read_text() for path in LOGS.glob("*.txt")
-    ]
-    lines = [line for log in logs for line in log.splitlines()] + [
-        line for some in MESSAGES.values() for line in some
-    ]
+    lines = [*sum(MESSAGES.values(), []), *"\n".join(ALL.values()).splitlines()]
     found = {known_in(line, by) for line in lines for by in ("", "slurm")}
     assert [known.seen for known in known_failures() if known not in found] == []
     for known in known_failures():
@@ -89,18 +87,15 @@ def test_each_row_of_the_table_is_found_in_a_real_message():
 
 
 def test_no_message_of_the_table_stands_behind_another_row():
-    rows = [(known, words) for known in known_failures() for words in known.seen]
-    reasons = {name.split()[0]: " " + texts.partition("|")[0] for name, texts in REASONS.items()} | {
+    reasons = {name.split()[0]: f" {texts.partition('|')[0]}" for name, texts in REASONS.items()} | {
         "-": ""
     }
-    lines = [
-        (
-            known,
-            re.sub(r"^\^|\$$", "", words).replace("...", "x") + reasons[(known.errno or "-").split()[0]],
-        )
-        for known, words in rows
-    ]
-    assert [line for known, line in lines if known_in(line, known.by) != known] == []
+    for known in known_failures():
+        for words in known.seen:
+            line = (
+                re.sub(r"^\^|\$$", "", words).replace("...", "x") + reasons[(known.errno or "-").split()[0]]
+            )
+            assert known_in(line, known.by) == known, line
 
 
 def riffled(text, choose) -> str:
@@ -145,19 +140,18 @@ EVERY = [pytest.param(0, 9, id="a ninth")] + [
 
 @pytest.mark.parametrize(("part", "of"), EVERY)
 def test_labels_before_each_line_change_no_answer(part, of):
-    texts = {name: "\n".join(wanted["log"]) for name, wanted in MORE.items()}
-    texts |= {name: (LOGS / f"{name}.txt").read_text() for name in TABLE}
-    for name in list(texts)[part::of]:
-        wanted = [finding.as_dict() | {"text": "", "kind": ""} for finding in explain.find(texts[name])[:1]]
+    def answer(text) -> list:
+        return [finding.as_dict() | {"text": "", "kind": ""} for finding in explain.find(text)[:1]]
+
+    def row(text) -> list:
+        return [finding.known.seen for finding in explain.find(text)[:1]]
+
+    for name, text in list(ALL.items())[part::of]:
+        lines, wanted = text.split("\n"), answer(text)
         for style, labelled in LABELS.items():
-            text = "\n".join(itertools.starmap(labelled, enumerate(texts[name].split("\n"))))
-            found = [finding.as_dict() | {"text": "", "kind": ""} for finding in explain.find(text)[:1]]
-            assert found == wanted, f"{name}, {style}"
-        wanted = [finding.known.seen for finding in explain.find(texts[name])[:1]]
-        riff = riffled(texts[name], random.Random(part)) if texts[name].count("\n") > 5 else texts[name]
-        others = [riff, re.sub(f"(?m)^{looks.TIME}", "", texts[name])]
-        for what, text in zip(("riffled", "without times"), others, strict=True):
-            assert [found.known.seen for found in explain.find(text)[:1]] == wanted, f"{name}, {what}"
+            assert answer("\n".join(itertools.starmap(labelled, enumerate(lines)))) == wanted, (name, style)
+        riff = riffled(text, random.Random(part)) if len(lines) > 6 else text
+        assert row(riff) == row(re.sub(f"(?m)^{looks.TIME}", "", text)) == row(text), name
 
 
 FOREIGN = """Traceback (most recent call last):
@@ -185,13 +179,11 @@ def shows_none(head, healthy) -> bool:
 def test_an_exception_that_ends_a_rank_outranks_what_merely_looks_bad(part, of):
     """Whatever a healthy run, or a failing one before its failure, has written: who died first is named first."""
     choose, wrong = random.Random(part), []
-    texts = {name: (LOGS / f"{name}.txt").read_text() for name in TABLE}
-    texts |= {name: "\n".join(log["log"]) for name, log in MORE.items()}
-    for name in list(texts)[part::of]:
-        lines, healthy = texts[name].split("\n"), bool((TABLE | MORE)[name].get("healthy"))
+    for name, text in list(ALL.items())[part::of]:
+        lines = text.split("\n")
         for number in choose.sample(range(1, len(lines) + 1), min(9, len(lines))):
             label, head = choose.choice(["", "[rank3]: ", "3: "]), "\n".join(lines[:number])
-            if shows_none(head, healthy):
+            if shows_none(head, name in HEALTHY):
                 found = explain.find("\n".join([head, *(label + line for line in FOREIGN.split("\n"))]))
                 if not found or "zebra" not in found[0].line:
                     wrong.append((name, number, label, found and found[0].line))
@@ -203,25 +195,7 @@ def test_a_log_that_ends_with_an_exception_did_not_end_well():
     last = FOREIGN.replace(
         "KeyError: 'zebra'", "ProcessExitedException: process 6 terminated with exit code 17"
     )
-    texts = [(LOGS / f"{name}.txt").read_text() for name in TABLE if TABLE[name].get("healthy")]
-    texts += ["\n".join(log["log"]) for log in MORE.values() if log.get("healthy")]
-    assert [text for text in texts if not explain.find(f"{text}\n{last}")] == []
-
-
-def test_the_order_of_evidence():
-    """An exception, then a line of an error, then a warning, whichever comes first; what mentions a path is none."""
-    mention = "Using ~/.cache/torch_extensions/py310 as PyTorch extensions root"
-    warning = "WARNING: cannot write to ~/.triton/cache/x"
-    error = "ERROR: Weights only load failed"
-    found = explain.find("\n".join([mention, warning, error, *FOREIGN.split("\n")]))
-    assert [(finding.number, finding.known.kind) for finding in found] == [
-        (9, "cause"),
-        (3, "error"),
-        (2, "warning"),
-    ]
-    assert explain.find(mention) == []
-    early, late = "2026-11-29 10:00:05 CUDA out of memory", "2026-11-29 10:00:07 Weights only load failed"
-    assert [finding.line[-6:] for finding in explain.find(f"{late}\n{early}")] == ["memory", "failed"]
+    assert [name for name in HEALTHY if not explain.find(f"{ALL[name]}\n{last}")] == []
 
 
 @pytest.mark.parametrize(
@@ -293,44 +267,48 @@ def test_refusals_of_the_package_are_known(numbers):
     assert finding.known.notebook == "31_microbatches"
 
 
-def test_the_first_real_cause_comes_first():
-    lost, waited = (
-        "RuntimeError: Connection closed by peer",
-        "RuntimeError: Timed out waiting 5000ms for recv operation",
-    )
-    own = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    # no word of progress, although a checkpoint and "saved" are in it
-    short = "RuntimeError: PytorchStreamReader failed reading zip archive: the checkpoint was not saved properly"
-    findings = explain.find("\n".join([lost, waited, own, own, short]))
-    assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
+FOUND = {  # what a log shows: what is found in it, in order; and the log
+    "an exception, then a line of an error, then a warning; no mere mention of a path": (
+        "9 cause, 3 error, 2 warning",
+        "Using ~/.cache/torch_extensions/py310 as PyTorch extensions root\n"
+        "WARNING: cannot write to ~/.triton/cache/x\n"
+        f"ERROR: Weights only load failed\n{FOREIGN}",
+    ),
+    "the first real cause, and no progress where a checkpoint was not saved": (
+        "3 cause twice, 5 cause, 2 waiting, 1 consequence",
+        "RuntimeError: Connection closed by peer\n"
+        "RuntimeError: Timed out waiting 5000ms for recv operation\n"
+        "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "RuntimeError: PytorchStreamReader failed reading zip archive: the checkpoint was not saved properly",
+    ),
+    "what other ranks and a launcher write at once after an error is no part of its message": (
+        "1 error, 3 consequence",
+        "ValueError: the digits are upside down\nrank 0 of 2\nmpdemo: rank 1 of 2 ended with exit status 7",
+    ),
+    "the earlier time first": (
+        "2 warning, 1 warning",
+        "2026-11-29 10:00:07 Weights only load failed\n2026-11-29 10:00:05 CUDA out of memory",
+    ),
+    "a line with a time is no part of a message without one": (
+        "6 cause, 7 warning",
+        f"{FOREIGN}\n2026-05-01 10:00:00 cleaning up /tmp/x: No space left on device",
+    ),
+    "no frames of C++, which PyTorch prints where another rank has closed its socket": (
+        "24 warning",
+        "[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)\n"
+        "#5 c10::Error::Error(c10::SourceLocation, std::string) from ??:0\n"
+        + "x\n" * 21
+        + "CUDA out of memory",
+    ),
+}
 
 
-def test_a_launchers_report_is_no_part_of_an_errors_message():
-    """Without a traceback, what other ranks write follows the error at once."""
-    lines = [
-        "ValueError: the digits are upside down",
-        "rank 0 of 2",
-        "mpdemo: rank 1 of 2 ended with exit status 7",
-    ]
-    findings = explain.find("\n".join(lines))
-    assert [(finding.number, finding.line) for finding in findings] == [(1, lines[0]), (3, lines[2])]
-
-
-def test_a_line_with_a_time_is_no_part_of_a_message_without_one():
-    said = explain.find(f"{FOREIGN}\n2026-05-01 10:00:00 cleaning up /tmp/x: No space left on device")
-    assert "zebra" in said[0].line
-
-
-def test_a_frame_of_a_stack_of_cpp_is_no_error():
-    """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
-    frames = [
-        "[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"
-    ]
-    # TORCH_SHOW_CPP_STACKTRACES=1
-    frames += ["#5 c10::Error::Error(c10::SourceLocation, std::string) from ??:0"]
-    assert [
-        found.number for found in explain.find("\n".join([*frames, "x\n" * 20, "CUDA out of memory"]))
-    ] == [24]
+@pytest.mark.parametrize("what", FOUND)
+def test_what_is_found_in_a_log_and_in_which_order(what):
+    found, log = FOUND[what]
+    said = [f"{one.number} {one.known.kind}{' twice' * (one.count == 2)}" for one in explain.find(log)]
+    assert ", ".join(said) == found
 
 
 def test_a_line_is_shown_safely_and_short():
