@@ -3,8 +3,6 @@
 worker.py OUT                  write metrics and a summary, as a training run does
 worker.py OUT fail RANK CODE   that rank prints an error and exits with CODE; the others wait for it
 worker.py OUT sleep            start a child of its own, then sleep; on SIGUSR1 exit with status 3
-worker.py OUT twice            the first run sleeps, until it is preempted; the next one works
-worker.py OUT once             the first run stops with status 3, the next one works
 worker.py OUT echo WORDS       rank 0 writes its arguments to OUT/echo.json
 """
 
@@ -33,15 +31,9 @@ elif action == "sleep":
     child = subprocess.Popen(["sleep", "300"], start_new_session=True)
     (folder / f"pids-{rank}").write_text(f"{os.getpid()} {child.pid}")
     time.sleep(120)
-elif action == "twice" and not (folder / "pids-0").exists():
-    (folder / "pids-0").write_text(str(os.getpid()))
-    time.sleep(120)
 elif action == "echo" and rank == 0:
     (folder / "echo.json").write_text(json.dumps(rest))
-elif action == "once" and not (folder / "checkpoint").exists():
-    (folder / "checkpoint").touch()
-    sys.exit(3)
-elif action in ("train", "once", "twice") and rank == 0:
+elif action == "train" and rank == 0:
     with open(folder / "metrics.jsonl", "w") as metrics:
         for step in range(1, 4):
             metrics.write(json.dumps({"event": "step", "step": step, "loss": 1 / step}) + "\n")
