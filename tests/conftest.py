@@ -15,6 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from mpdemo import paths
 from mpdemo.__main__ import main
+from mpdemo.errors import UserError
 from mpdemo.tools.cluster import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -113,9 +114,18 @@ def shared_cluster(slurm_programs, pytestconfig):
 @pytest.fixture
 def cluster(shared_cluster, monkeypatch):
     """A real Slurm in reach, with four nodes."""
-    for name, value in shared_cluster.environ.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", shared_cluster.environ["SLURM_CONF"])
     return shared_cluster
+
+
+@pytest.fixture
+def process_group():
+    """A group of this process alone."""
+    import torch.distributed as dist  # not every worker needs it
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -133,6 +143,16 @@ def no_slurm(monkeypatch):
         shutil, "which", lambda name, **options: None if name == "sbatch" else which(name, **options)
     )
     monkeypatch.delenv("SLURM_CONF", raising=False)
+
+
+@pytest.fixture
+def no_cluster(monkeypatch):
+    """No throw-away Slurm: its programs are missing."""
+
+    def up(**_):
+        raise UserError("no throw-away cluster without slurmd")
+
+    monkeypatch.setattr(Cluster, "up", up)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The scripts to take home, for the tests that change a copy of them, launch it and read what it printed and saved."""
 
+import copy
 import json
 import os
 import re
@@ -7,16 +8,19 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from project import inherited
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from worker_jobs import until
+from worker_jobs import scontrol, until
 
 from mpdemo.jobs import check as check_script
+from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm_job import look_up
 from mpdemo.paths import root
 
@@ -32,11 +36,7 @@ SBATCH_LINES = 53  # of train.sbatch at most
 
 def environment() -> dict:
     """Return the environment of a user's shell, in which this Python is active."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
+    kept = inherited("RANK", "WORLD_SIZE", "LOCAL_RANK")
     return kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -149,7 +149,12 @@ class Training:
 
     def __init__(self, name, folder):
         self.name, self.folder, self.kind = name, Path(folder), KINDS[name]
-        self.unit, self.looks = self.kind.unit, self.folder / (self.kind.looks or f"{name}.py")
+        self.unit = self.kind.unit
+
+    @property
+    def looks(self) -> Path:
+        """Return the file with the constants that say when it looks and saves."""
+        return self.folder / (self.kind.looks or f"{self.name}.py")
 
     @classmethod
     def anew(cls, name, folder):
@@ -163,7 +168,9 @@ class Training:
 
     def copied(self, folder):
         """Return another one with the same checkpoints."""
-        return Training(self.name, shutil.copytree(self.folder, folder))
+        copied = copy.copy(self)
+        copied.folder = Path(shutil.copytree(self.folder, folder))
+        return copied
 
     def command(self, name, processes=2) -> list:
         """Return the words that start it, with checkpoints of a name; run.py is the script."""
@@ -262,7 +269,7 @@ def damage(checkpoint, how):
         file.write_bytes({"truncated": data[: len(data) // 2], "flipped": data, "missing": b""}[how])
 
 
-# --- the batch script
+# --- the batch script, and what Slurm does to its job
 
 
 def submit(folder, command, *options, changes=()) -> str:
@@ -279,7 +286,34 @@ def log_of(folder) -> str:
     return "".join(path.read_text() for path in folder.glob("*.out"))
 
 
-def end_of(job) -> str:
-    """Wait until a job has ended; return its state."""
-    until(lambda: look_up(job).state not in ("pending", "running"), SLURM)
-    return look_up(job).state
+def asked(*words) -> str:
+    """Return what a client of Slurm answers, in one word."""
+    return slurm.client(words[0], "--noheader", *words[1:]).strip()
+
+
+def reach_limit(job):
+    """Move a job's time limit close; Slurm looks every 30 s."""
+    scontrol("update", f"jobid={job}", "EndTime=now+45")
+
+
+def preempt(job, grace=0):
+    """Let an urgent job take the node with the batch script, after so many seconds of grace."""
+    scontrol("update", "partition=debug", f"GraceTime={grace}")
+    node = asked("squeue", f"--jobs={job}", "--format=%B")
+    urgent = "--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"
+    slurm.client("sbatch", *urgent, "--wrap=sleep 2")
+
+
+def lose(cluster, node):
+    """Cut the power of a node, and start it again."""
+    cluster.kill_node(node)
+    scontrol("update", f"nodename={node}", "state=down", "reason=power")
+    cluster.start_node(node)
+    until(lambda: asked("sinfo", f"--nodes={node}", "--format=%T") == "idle", SLURM)
+
+
+def start_now(job):
+    """Wait until a job is back in the queue, and let it start."""
+    until(lambda: look_up(job).state != "running", SLURM)
+    time.sleep(2)  # a node refuses a job that starts again within the second of its end
+    scontrol("update", f"jobid={job}", "StartTime=now", "TimeLimit=30")

@@ -2,7 +2,9 @@
 
 import ast
 import io
+import json
 import os
+import re
 import shutil
 import subprocess
 import tokenize
@@ -27,6 +29,17 @@ def files() -> list:
         "\0"
     )
     return sorted(Path(name) for name in set(names) if name and (root() / name).is_file())
+
+
+def text_of(page) -> str:
+    """Return the text of all cells of a notebook, such as "55_how_often"."""
+    cells = json.loads((root() / "notebooks" / page).with_suffix(".ipynb").read_text())["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells)
+
+
+def bash_blocks(page) -> list:
+    """Return what a notebook shows in blocks of bash."""
+    return re.findall(r"^```bash\n(.*?)^```", text_of(page), re.M | re.S)
 
 
 def fresh_copy(folder) -> Path:
@@ -55,8 +68,12 @@ def environment(folder, **more) -> dict:
         "NO_COLOR": "1",
         "OMP_NUM_THREADS": "1",
     }
-    dropped = {"PYTEST_CURRENT_TEST", "JPY_SESSION_NAME", "JPY_PARENT_PID"}
-    return {name: value for name, value in os.environ.items() if name not in dropped} | private | more
+    return inherited("PYTEST_CURRENT_TEST", "JPY_SESSION_NAME", "JPY_PARENT_PID") | private | more
+
+
+def inherited(*dropped) -> dict:
+    """Return the environment of this process without some variables."""
+    return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 def tokens(text) -> int:

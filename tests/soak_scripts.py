@@ -8,23 +8,31 @@ epoch, and the last checkpoint, must be those of the same training that nobody t
 of processes; where it resumed on another, the losses within `TOLERANCE`. Exit status 1: a count that must be 0 is not.
 """
 
+import argparse
 import collections
+import concurrent.futures
 import contextlib
+import itertools
+import json
 import os
+import random
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-import lives
-from home_scripts import look_up, run, submit, told
+from home_scripts import asked, log_of, lose, preempt, reach_limit, run, start_now, submit, told
 from soak_life import BOUND, Life, References, slowed
-from worker_jobs import until
+from worker_jobs import ended, until
 
 from mpdemo.errors import UserError
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.tools.cluster import Cluster
 
+AT_ONCE = 2  # lives
 ZERO = ("errors", "hangs", "left behind", "lost", "unequal")  # counts that must be 0
 SLURM = threading.Lock()  # one life at a time, as it may change the partition or kill a node
 
@@ -41,70 +49,77 @@ class SlurmLife(Life):
     def live(self):
         with SLURM:
             self.training.change(slowed(1))
-            self.slurm("scontrol", "update", "partition=debug", "GraceTime=0")
             options = ["--nodes=2", "--gpus-per-node=1", "--signal=B:USR1@60"]
             changes = [("CHECKPOINT=train_ddp", "CHECKPOINT=a")]
             command = " ".join(["run.py", *self.training.words("a")])
             self.job = submit(self.training.folder, command, *options, changes=changes)
             for kind in self.troubles:
                 self.suffer(kind, options)
-            until(lambda: look_up(self.job).state not in ("pending", "running"), BOUND)
-            if (state := look_up(self.job).state) != "done":
-                raise RuntimeError(f"its job has ended: {state}; {self.read()[-1500:]}")
-        self.note(told(self.read()))
+            if (state := ended(self.job, BOUND)) != "done":
+                raise RuntimeError(f"its job has ended: {state}; {log_of(self.training.folder)[-1500:]}")
+        self.note(told(log_of(self.training.folder)))
         self.compare()
 
     def suffer(self, kind, options):
         """Make trouble when the job is somewhere in its first steps; then let it start again at once."""
-        newest = max([0, *self.training.steps("a")])
+        newest, folder = max([0, *self.training.steps("a")]), self.training.folder
         step = f"step {newest + self.dice.randint(1, 3)}:"
-        until(lambda: look_up(self.job).state not in ("pending", "running") or step in self.read(), BOUND)
+        until(
+            lambda: look_up(self.job).state not in ("pending", "running") or step in log_of(folder), BOUND
+        )
         if look_up(self.job).state != "running":
             return
-        getattr(self, kind)(self.slurm("squeue", "--noheader", f"--jobs={self.job}", "--format=%B"))
+        getattr(self, kind)()
         self.counts[f"trouble: {kind}, on Slurm"] += 1
         if kind == "cancel":
-            self.job = self.slurm("sbatch", "--parsable", *options, "train.sbatch")
+            words = ["sbatch", "--parsable", *options, "train.sbatch"]
+            self.job = run(folder, *words).strip()
             return
-        until(lambda: look_up(self.job).state != "running", 120)
-        time.sleep(2)  # a node refuses a job that starts again within the second of its end
-        with contextlib.suppress(AssertionError):  # it has already started
-            # `limit` cut it
-            self.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now", "TimeLimit=30")
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has already started
+            start_now(self.job)  # for longer than `limit` left it
 
-    def slurm(self, *words) -> str:
-        return run(self.training.folder, *words).strip()
+    def limit(self):
+        reach_limit(self.job)
 
-    def read(self) -> str:
-        return "".join(path.read_text() for path in self.training.folder.glob("*.out"))
+    def cancel(self):
+        run(self.training.folder, "scancel", self.job)
+        ended(self.job)
 
-    def limit(self, node):
-        self.slurm("scontrol", "update", f"jobid={self.job}", "EndTime=now+45")  # Slurm looks every 30 s
+    def preempted(self):
+        preempt(self.job)
 
-    def cancel(self, node):
-        self.slurm("scancel", self.job)
-        until(lambda: look_up(self.job).state not in ("pending", "running"), 60)
+    def grace(self):
+        preempt(self.job, 20)
 
-    def preempted(self, node):
-        urgent = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
-        self.slurm("sbatch", *urgent, "--wrap=sleep 2")
+    def node(self):
+        lose(self.cluster, asked("squeue", f"--jobs={self.job}", "--format=%B"))
 
-    def grace(self, node):
-        self.slurm("scontrol", "update", "partition=debug", "GraceTime=20")
-        self.preempted(node)
-        until(lambda: look_up(self.job).state != "running", 60)
-        self.slurm("scontrol", "update", "partition=debug", "GraceTime=0")
 
-    def node(self, node):
-        self.cluster.kill_node(node)
-        self.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
-        self.cluster.start_node(node)
-        until(lambda: self.slurm("sinfo", "--noheader", f"--nodes={node}", "--format=%T") == "idle", 60)
+def live(make, minutes, seed, counts):
+    """Live one life after the other, AT_ONCE at once; ``make`` returns that of a number, with dice of its own."""
+    started = time.monotonic()
+
+    def some(first):
+        for number in itertools.count(first, AT_ONCE):
+            if time.monotonic() > started + 60 * minutes:
+                return
+            try:
+                make(number, random.Random(f"{seed} {number}")).live()
+            except Exception as error:
+                counts["errors"] += 1
+                print(f"error in life {number}: {type(error).__name__}: {error}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(some, range(AT_ONCE)))
+    counts["minutes"] = round((time.monotonic() - started) / 60)
 
 
 def main() -> int:
     """Run the soak; print its counts."""
-    args = lives.read_arguments()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
     counts = collections.Counter(dict.fromkeys(ZERO, 0))
     folder = Path(tempfile.mkdtemp(prefix="mpdemo-soak-"))
     with contextlib.ExitStack() as stack:
@@ -117,8 +132,13 @@ def main() -> int:
             kind = SlurmLife if SlurmLife.cluster and number % 4 == 0 else Life
             return kind(number, dice, counts, references)
 
-        lives.live(make, args, counts)
-    return lives.report(counts, ZERO, folder)
+        live(make, args.minutes, args.seed, counts)
+    print(json.dumps(counts, indent=1, sort_keys=True))
+    if any(counts[kind] for kind in ZERO):
+        print(f"the runs are kept in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

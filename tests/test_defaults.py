@@ -7,10 +7,10 @@ import inspect
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from project import text_of
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_timeout
 from torch.distributed.fsdp import fully_shard
@@ -21,7 +21,6 @@ from torch.distributed.tensor.experimental import _attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from mpdemo.paths import root
 from mpdemo.tools.cluster import cluster
 
 BOTH = "cpu:gloo,cuda:nccl"  # as the scripts to take home ask for
@@ -39,18 +38,9 @@ def minutes(backend):
     return _get_default_timeout(backend).total_seconds() / 60
 
 
-def alone(make):
-    """Return what a function returns in a process group of one process."""
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    try:
-        return make()
-    finally:
-        dist.destroy_process_group()
-
-
 def ddp():
     """Return what DDP makes of a model without options."""
-    return alone(lambda: DistributedDataParallel(nn.Linear(1, 1)))
+    return DistributedDataParallel(nn.Linear(1, 1))
 
 
 def buckets():
@@ -104,7 +94,7 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
         True,
         lambda: option(ScheduleGPipe, "scale_grads"),
     ),
-    ("41_fsdp", "the default corresponds to ZeRO-3", True, lambda: alone(resharded)),
+    ("41_fsdp", "the default corresponds to ZeRO-3", True, resharded),
     (
         "47_long_sequence",
         "By default it gathers, and is a ring",
@@ -131,14 +121,15 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
 
 def says(page) -> str:
     """Return what a notebook says, in one line."""
-    cells = nbformat.read(root() / "notebooks" / f"{page}.ipynb", as_version=4).cells
-    return " ".join(" ".join(cell.source for cell in cells).split())
+    return " ".join(text_of(page).split())
 
 
 @pytest.mark.parametrize(
     ("page", "sentence", "wanted", "read"), ROWS, ids=[f"{row[0]}: {row[1]}" for row in ROWS]
 )
-def test_a_default_of_pytorch_is_what_the_course_says(page, sentence, wanted, read, monkeypatch):
+def test_a_default_of_pytorch_is_what_the_course_says(
+    page, sentence, wanted, read, monkeypatch, process_group
+):
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     assert sentence in says(page), f"{page} no longer says {sentence!r}: change this row, or delete it"
     found = read()

@@ -28,10 +28,21 @@ from mpdemo.notebook import course
 from mpdemo.world import warm
 
 SECONDS = 10
-TEXTS = [*"""
+WORDS = """
 . .. / ../../gone gone ~ a[b] {} %s * = : a:b é １ , 1,,2 None auto mnist a.sbatch $(id) - --
 nan inf -inf -1 0 1 3 1.5 1e999 0x10 16GiB /dev/zero /dev/null /dev/full/x
-""".split(), "", " ", "\n", "a\nb", "\x1b[2J\x1b]0;owned\x07", "\u202eevil", "<img src=x>", "\udcff"]  # fmt: skip
+"""
+TEXTS = [
+    *WORDS.split(),
+    "",
+    " ",
+    "\n",
+    "a\nb",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\u202eevil",
+    "<img src=x>",
+    "\udcff",
+]
 TEXTS += ["9" * 20, "9" * 5000, "x" * 300, "x" * 5000, "/" + "y/" * 3000]
 VALUES = [None, True, float("nan"), float("inf"), -1, 10**30, [], ["a", 1], {"a": 1}, b"\0", "\0", object()]
 RECORD = {"id": "9", "where": "this machine", "script": "s", "spec": {"name": "\x1b[2J"}}  # of a job

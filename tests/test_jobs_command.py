@@ -136,9 +136,7 @@ def test_what_is_refused_takes_one_line(command, said):
 def test_what_is_quoted_reaches_the_program_as_it_is():
     """As bash hands it on, which is asked."""
     words = r"""'$HOME' '|' "a b" 5$ a#b x~ 'a*' \$X \# {} a{b}c lr=1 "5$ * ~ # [a]" "it's" '#' '`id`' '~' "\"" """
-    seen = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, text=True, check=True
-    ).stdout
+    seen = subprocess.check_output(["bash", "-c", f"printf '%s\\0' {words}"], text=True)
     assert spec_of(f"python a.py {words}").command == ("a.py", *seen.split("\0")[:-1])
 
 

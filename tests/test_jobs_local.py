@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from worker_jobs import PROGRAMS, all_gone, attach, sleepers, spec, stand_in
+from worker_jobs import PROGRAMS, all_gone, attach, ran, sleepers, spec, stand_in
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -57,8 +57,8 @@ def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
     request.addfinalizer(gpus_here.cache_clear)
     gpus_here.cache_clear()
     print_them = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES') != '')"
-    job = submit(JobSpec("toy", ("-c", print_them), "runs/toy", gpus_per_process=devices))
-    assert job.wait(60) == "done" and job.log() == f"{used}\n"
+    job = ran(JobSpec("toy", ("-c", print_them), "runs/toy", gpus_per_process=devices))
+    assert job.log() == f"{used}\n"
     here = len(visible.split(",")) if visible else gpus
     said = f"on CPU cores: {max(2, devices)} GPUs wanted, {here} here" in capsys.readouterr().out
     assert said == (here > 0 and not used)
@@ -99,11 +99,11 @@ def test_a_killed_supervisor_is_reported_and_leaves_no_rank(project):
 
 
 def test_a_killed_server_is_replaced(project):
-    assert submit(spec(out="runs/first")).wait(60) == "done"
+    ran(spec(out="runs/first"))
     for _, server in warm.SERVERS.values():
         server.kill()
         server.wait(10)
-    assert submit(spec(out="runs/second")).wait(60) == "done"
+    ran(spec(out="runs/second"))
 
 
 def test_ranks_that_stop_with_a_checkpoint_wait_for_each_other(project):
@@ -127,8 +127,7 @@ def test_a_forked_program_ends_like_one_of_its_own(project, code, status, last):
 def test_lines_of_ranks_are_whole(project):
     """A rank's print is one write: text and end of line in two would let another rank's text come between them."""
     many = "import os; [print('rank', os.environ['RANK'], 'line', i) for i in range(3000)]"
-    job = submit(JobSpec("toy", ("-c", many), "runs/toy", processes_per_node=2))
-    assert job.wait(60) == "done"
+    job = ran(JobSpec("toy", ("-c", many), "runs/toy", processes_per_node=2))
     assert sorted(job.log().splitlines()) == sorted(
         f"rank {rank} line {i}" for rank in range(2) for i in range(3000)
     )
@@ -149,8 +148,7 @@ def test_a_damaged_record_and_none(project):
 
 
 def test_a_refused_submission_leaves_the_results_of_the_run_before(project, monkeypatch):
-    job = submit(spec())
-    assert job.wait(60) == "done"
+    job = ran(spec())
     (job.out / "checkpoints").mkdir()
     before = sorted(file.name for file in job.out.iterdir())
     monkeypatch.setattr(local_job, "start", lambda spec: 1 / 0)
@@ -181,7 +179,8 @@ def test_of_two_kernels_that_submit_at_the_same_time_one_is_refused(project, mon
         return start(wanted)
 
     monkeypatch.setattr(local_job, "start", start_while_another_submits)
-    assert submit(spec()).wait(100) == "done" and len(refused) == 1
+    ran(spec())
+    assert len(refused) == 1
 
 
 # --- several people on one installation: each works in a folder of their own, and nobody in another's
@@ -197,31 +196,30 @@ def test_the_root_is_the_folder_one_works_in(project, tmp_path, monkeypatch):
 
 
 def test_the_job_of_another_user_is_neither_taken_nor_overwritten(project, monkeypatch):
-    assert submit(spec()).wait(100) == "done"
+    ran(spec())
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(UserError, match=r"runs/toy holds the job of another user .*MPDEMO_ROOT"):
         submit(spec())
 
 
 def test_the_folder_of_a_job_that_cannot_be_asked_is_not_taken(project):
-    job = submit(spec())
-    assert job.wait(100) == "done"
+    job = ran(spec())
     (job.out / local_job.STATUS).unlink()
     write_record(job.out, job.record | {"host": "login2"})
     with pytest.raises(
         UserError, match="may still write to runs/toy: it was started on login2; do: give another out="
     ):
         submit(spec("sleep"))
-    assert submit(spec(), resubmit=True).wait(100) == "done"
+    ran(spec(), resubmit=True)
 
 
 def test_runs_may_lie_on_another_disk(project, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch" / "me"
     monkeypatch.setenv("MPDEMO_RUNS", str(scratch))
-    assert submit(spec()).wait(100) == "done"
+    ran(spec())
     assert (scratch / "toy" / "job.json").exists() and (project / "runs").is_symlink()
     shutil.rmtree(scratch)  # as a purge of old files does
-    assert submit(spec()).wait(100) == "done"
+    ran(spec())
     monkeypatch.setenv("MPDEMO_RUNS", str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="MPDEMO_RUNS is .*elsewhere, but .*runs is there already; do: mv"):
         submit(spec(out="runs/other"))
@@ -248,8 +246,7 @@ def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch):
         # which tells a single process its place
         (("-m", "program"), f"{project}/program.py", "torchrun", 0),
     ):
-        job = submit(JobSpec("toy", (*words, "a b"), f"runs/{launcher}", launcher=launcher))
-        assert job.wait(60) == "done", job.log()
+        job = ran(JobSpec("toy", (*words, "a b"), f"runs/{launcher}", launcher=launcher))
         assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {rank} new False True\n"
 
 

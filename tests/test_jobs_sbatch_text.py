@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 import pytest
-from worker_jobs import PROGRAMS
+from worker_jobs import PROGRAMS, ran
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -59,43 +59,16 @@ def test_the_first_node_takes_the_next_port_where_a_program_listens():
 def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text):
     """On the real Slurm: the text passes through sbatch, its file names, srun and the shell."""
     out = f"runs/{text}".replace("\\", "_")
-    job = submit(spec(name=text, out=out, command=(WORKER, out, "echo", text, ""), gpus_per_process=0))
-    assert job.wait(60) == "done", job.log()
+    job = ran(spec(name=text, out=out, command=(WORKER, out, "echo", text, ""), gpus_per_process=0))
     assert json.loads((project / out / "echo.json").read_text()) == [text, ""]
-    shown = subprocess.run(
-        ["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True
-    )
-    assert shown.stdout.rstrip("\n") == text
+    shown = slurm.client("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j")
+    assert shown.rstrip("\n") == text
     assert not list(project.rglob("oops"))
 
 
-PIECES = [
-    "$(touch oops)",
-    "`touch oops`",
-    "; touch oops;",
-    "> oops",
-    "< oops",
-    "| tee oops",
-    "&& touch oops",
-]
-PIECES += [
-    "$HOME",
-    "${X:-y}",
-    "$$",
-    "$",
-    "${local_rank}",
-    "'",
-    '"',
-    "\\",
-    " ",
-    "  ",
-    "*",
-    "?",
-    "[a]",
-    "{a,b}",
-    "~",
-]
-PIECES += ["!", "!!", "#", "%j", "%", "-", "--", "=", "^", "é", "✓", "a", "0"]
+SIGNS = "$HOME ${X:-y} $$ $ ${local_rank} ' \" \\ * ? [a] {a,b} ~ ! !! # %j % - -- = ^ é ✓ a 0"
+PIECES = [*SIGNS.split(), " ", "  ", "$(touch oops)", "`touch oops`", "; touch oops;", "> oops", "< oops"]
+PIECES += ["| tee oops", "&& touch oops"]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -104,8 +77,7 @@ def test_random_arguments_arrive_as_they_are(cluster, project, launcher):
     chance = random.Random(launcher)
     texts = ["".join(chance.choices(PIECES, k=chance.randrange(7))) for _ in range(300)]
     command = (WORKER, "runs/fuzz", "echo", *texts)
-    job = submit(spec(out="runs/fuzz", command=command, launcher=launcher, gpus_per_process=0))
-    assert job.wait(60) == "done", job.log()
+    ran(spec(out="runs/fuzz", command=command, launcher=launcher, gpus_per_process=0))
     assert json.loads((project / "runs/fuzz/echo.json").read_text()) == texts
     assert not list(project.rglob("oops"))
 

@@ -5,15 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from worker_jobs import stand_in
+from worker_jobs import ended, stand_in
 
 from mpdemo import paths
 from mpdemo.jobs import check, load_site, render, spec_of
-from mpdemo.jobs.slurm_job import look_up
 
 FOLDER = paths.root() / "slurm"
 TRAIN, STANDALONE = "-m mpdemo.rungs.ddp --out runs", "torchrun --standalone --nproc-per-node=2"
@@ -57,22 +55,8 @@ def submit_by_hand(script, folder, *options) -> str:
         p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent
     )
     command = ["sbatch", "--parsable", *options, os.path.relpath(script, folder)]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def wait_for(jobs, seconds=600) -> dict:
-    """Wait for the end of all jobs; return the state of each by its number."""
-    end = time.monotonic() + seconds
-    while (states := {job: look_up(job).state for job in jobs}) and {"pending", "running"} & set(
-        states.values()
-    ):
-        assert time.monotonic() < end, states
-        time.sleep(1)
-    return states
+    env = os.environ | {"PATH": path}
+    return subprocess.check_output(command, cwd=folder, env=env, text=True).strip()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +81,8 @@ def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(c
     for number, name in enumerate(KINDS):
         folder = clone / FOLDERS[number % len(FOLDERS)]
         jobs[submit_by_hand(clone / f"slurm/{name}.sbatch", folder)] = name, folder
-    for job, state in wait_for(jobs).items():
-        name, folder = jobs[job]
-        assert state == "done", f"{name}: {(folder / f'slurm-{job}.out').read_text()}"
+    for job, (name, folder) in jobs.items():
+        assert ended(job, 600) == "done", f"{name}: {(folder / f'slurm-{job}.out').read_text()}"
     written = {
         file.parent.name: file.read_text().split() for file in (clone / "runs").glob("*/exit-status.txt")
     }
@@ -112,7 +95,7 @@ def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(c
 
 def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path):
     job = submit_by_hand(clone / "slurm/one_node.sbatch", tmp_path)
-    assert wait_for([job]) == {job: "failed"}
+    assert ended(job) == "failed"
     assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()
 
 

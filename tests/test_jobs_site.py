@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import shlex
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import worker_jobs
-from worker_jobs import options, stand_in
+from worker_jobs import options, ran, stand_in
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, render, slurm, slurm_job, submit
@@ -61,8 +60,7 @@ def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(clus
         'false\nthing() { false; [ -z "$UNSET" ]; }\nthing\nexport FOUND=$1yes\n'
     )
     setup = ("# ours", "source ./activate.sh", 'test "$FOUND" = yes', "false || true")
-    job = submit(spec("train"), site=site(setup=setup))
-    assert job.wait(60) == "done", job.log()
+    ran(spec("train"), site=site(setup=setup))
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -83,8 +81,7 @@ def test_the_words_of_a_launch_reach_every_task(cluster, project):
     }
     code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'SLURM_LOCALID')))"
     text = script().replace("#!/bin/bash", "#!/bin/bash -l")
-    job = submit(spec(command=("-c", code), processes_per_node=2), site=site(text=text, **facts))
-    assert job.wait(60) == "done", job.log()
+    job = ran(spec(command=("-c", code), processes_per_node=2), site=site(text=text, **facts))
     # it cannot bind here
     printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]
     assert sorted(printed) == ["0: there 0", "1: there 1"]
@@ -99,11 +96,6 @@ def test_a_directive_stays_as_it_is_and_one_of_gpus_goes_with_them():
     assert given["licenses"] == "a b" and "exclusive" in given and not {"mem-per-gpu", "gres"} & set(given)
     given = options(render(spec(gpus_per_process=1), mine))
     assert (given["mem-per-gpu"], given["gres"]) == ("60G", "gpu:4")  # all of a node that is not shared
-
-
-def test_a_directive_that_is_there_twice_is_found():
-    (problem,) = check(spec(), site("--time=1:00:00"), ask_slurm=False)
-    assert "--time is there twice" in problem.message
 
 
 def test_a_job_gets_no_more_cores_than_it_may():
@@ -255,8 +247,7 @@ def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, pr
     monkeypatch.setenv("SBATCH_ACCOUNT", "course")
     job = submit(spec("train"))
     assert "with SBATCH_ACCOUNT=course of the environment" in " ".join(capsys.readouterr().out.split())
-    shown = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
-    assert "Account=course" in shown
+    assert "Account=course" in slurm.client("scontrol", "show", "job", job.id)
     assert job.wait(60) == "done"
     monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
     assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message

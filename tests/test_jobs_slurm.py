@@ -1,18 +1,16 @@
 """Jobs on a real Slurm: what only a queue and a controller can do to them. See test_jobs.py."""
 
 import os
-import re
 import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import nbformat
 import pytest
-from worker_jobs import attach, scontrol, spec, stand_in, until
+from project import bash_blocks
+from worker_jobs import attach, ended, scontrol, spec, stand_in, until
 
-from mpdemo import paths
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, load_site, slurm, slurm_job, submit
 from mpdemo.tools.cluster.cluster import Cluster
 
@@ -33,8 +31,7 @@ def client(tmp_path, monkeypatch):
 def own_cluster(slurm_programs, monkeypatch):
     """A cluster to break things on."""
     with Cluster.up(nodes=2) as cluster:
-        for name, value in cluster.environ.items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
         yield cluster
 
 
@@ -126,9 +123,8 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
     until(lambda: (project / "runs/ended/pids-0").exists())
     subprocess.run(["scancel", jobs["ended"].id], check=True)
-    until(
-        lambda: all(slurm_job.look_up(job.id).state not in ("pending", "running") for job in jobs.values())
-    )
+    for job in jobs.values():
+        ended(job.id)
     (project / "runs/gone/exit-status.txt").unlink()
     own_cluster.end("slurmctld")
     for file in ("job_state", "job_state.old"):
@@ -177,10 +173,7 @@ def test_the_lines_of_56_stage_data_on_each_node_and_remove_the_copy(
     (project / "train.py").write_text(
         "import os; print(open(os.environ['DATA'] + '/cats/1.txt').read()); raise SystemExit(7)"
     )
-    page = nbformat.read(paths.source() / "notebooks/56_streams.ipynb", 4)
-    (block,) = re.findall(
-        r"```bash\n(export DATA=.*?)```", "\n".join(cell.source for cell in page.cells), re.S
-    )
+    (block,) = (block for block in bash_blocks("56_streams") if block.startswith("export DATA="))
     (project / "staged.sbatch").write_text(
         f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=log\n{block}"
     )
@@ -193,7 +186,7 @@ def test_the_lines_of_56_stage_data_on_each_node_and_remove_the_copy(
 
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
     old = submit(spec())
-    until(lambda: slurm_job.look_up(old.id).state == "done")
+    assert ended(old.id) == "done"
     new = submit(spec(), resubmit=True)
     assert old.wait(60) == "done"
     assert attach("runs/toy").id == new.id

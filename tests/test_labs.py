@@ -1,16 +1,15 @@
 """The labs run from wherever you work."""
 
 import multiprocessing
-import os
+import re
 import subprocess
 import sys
 import time
 import types
 
 import pytest
-from project import python_path
+from project import inherited, python_path
 
-from mpdemo.errors import UserError
 from mpdemo.labs import first_job, two_devices
 from mpdemo.paths import root
 
@@ -20,27 +19,10 @@ srun --label bash -c 'echo rank $SLURM_PROCID of $SLURM_STEP_NUM_TASKS, local ra
 """
 
 
-class Missing:
-    """In the place of a cluster whose programs are missing."""
-
-    def up(**_):
-        raise UserError("no throw-away cluster without slurmd")
-
-
 def output(folder, *words):
     """What ``python WORDS`` prints in a folder."""
-    environ = {name: value for name, value in os.environ.items() if name != "MPDEMO_ROOT"} | {
-        "PYTHONPATH": python_path(root())
-    }
-    run = {
-        "cwd": folder,
-        "env": environ,
-        "capture_output": True,
-        "text": True,
-        "timeout": 60,
-        "check": True,
-    }
-    return subprocess.run([sys.executable, *words], **run).stdout
+    environ = inherited("MPDEMO_ROOT") | {"PYTHONPATH": python_path(root())}
+    return subprocess.check_output([sys.executable, *words], cwd=folder, env=environ, text=True, timeout=60)
 
 
 def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
@@ -51,35 +33,26 @@ def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
     assert output(tmp_path, "-m", "mpdemo.labs.hello") == "changed\n"
 
 
-@pytest.mark.parametrize("place", ["in reach", "throw-away", "bash alone"])
-def test_a_first_batch_script_runs_on_any_slurm_or_in_bash(place, tmp_path, monkeypatch, request):
-    if place == "throw-away":
-        request.getfixturevalue("slurm_programs")
-    else:
-        monkeypatch.setattr(first_job, "Cluster", Missing)
+@pytest.mark.parametrize("place", ["cluster no_cluster", "slurm_programs", "no_cluster"])
+def test_a_first_batch_script_runs_on_a_slurm_in_reach_on_a_throw_away_one_and_in_bash(
+    place, tmp_path, monkeypatch, request
+):
     monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
-    if place == "in reach":
-        request.getfixturevalue("cluster")
-    else:
-        monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    for fixture in place.split():
+        request.getfixturevalue(fixture)
     lines = first_job.submit("hello", HELLO).splitlines()
     numbers = [f"{rank}: rank {rank} of 4, local rank {rank % 2}" for rank in range(4)]
     assert lines[0] == "once" and sorted(lines[1:]) == numbers
     said = first_job.terminal("scontrol --version")
-    assert said.startswith("$ scontrol --version\nslurm") or (place == "bash alone" and not said)
+    assert said.startswith("$ scontrol --version\nslurm") or (place == "no_cluster" and not said)
 
 
 def test_the_package_imports_no_lab():
     """What both need is in the package; a lab is started as a program."""
-    labs = [path.stem for path in (root() / "notebooks/labs").glob("*.py")]
+    labs = "|".join(path.stem for path in (root() / "notebooks/labs").glob("*.py"))
     for file in (root() / "mpdemo").rglob("*.py"):
-        words = file.read_text()
-        named = [
-            lab
-            for lab in labs
-            if f"from mpdemo.labs.{lab} " in words or f"import mpdemo.labs.{lab}" in words
-        ]
-        assert not named, f"{file} imports {named}"
+        assert not re.search(rf"(?:from|import) mpdemo\.labs\.(?:{labs})\b", file.read_text()), file
 
 
 def test_an_interrupt_ends_a_labs_processes_and_says_so(capfd):

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.labs import first_job, watch
+from mpdemo.labs import watch
 
 LISTENS = """
 import signal, time
@@ -29,13 +29,6 @@ step=$!
 echo 3 > count
 [ -z "$warned" ] || scontrol requeue "$SLURM_JOB_ID"
 """
-
-
-class Missing:
-    """In the place of a cluster whose programs are missing."""
-
-    def up(**_):
-        raise UserError("no throw-away cluster without slurmd")
 
 
 @pytest.fixture
@@ -69,13 +62,10 @@ def test_the_first_process_alone_or_all_get_it_and_orphans_are_ended(said, who, 
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "61.53"]]
 
 
-@pytest.mark.parametrize("place", ["cluster", "stand-ins"])
-def test_a_job_is_warned_goes_back_into_the_queue_and_starts_again(said, place, monkeypatch, request):
-    if place == "cluster":
-        request.getfixturevalue("cluster")
-    else:
-        request.getfixturevalue("no_slurm")
-        monkeypatch.setattr(first_job, "Cluster", Missing)
+@pytest.mark.parametrize("place", ["cluster", "no_slurm no_cluster"])  # there are stand-ins
+def test_a_job_is_warned_goes_back_into_the_queue_and_starts_again(said, place, request):
+    for fixture in place.split():
+        request.getfixturevalue(fixture)
     text = "\n".join(said("first USR1@0.5 sbatch counts.sbatch", COUNTS))
     assert re.match(
         r"begins after ?\n(.*\n)*→ .*\n(.*\n)*warned\n(.*\n)*begins after 3\n(.*\n)*the job is COMPLETED",

@@ -1,6 +1,5 @@
 """The tools without the course: in an environment that holds what the package itself needs, and nothing else."""
 
-import os
 import subprocess
 import sys
 import tomllib
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from project import inherited
 
 from mpdemo.paths import root
 
@@ -38,11 +38,7 @@ def light(tmp_path_factory):
             if not (packages / top).exists():
                 (packages / top).symlink_to(Path(distribution(name).locate_file(top)).resolve())
     (packages / "mpdemo").symlink_to(root() / "mpdemo")
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")
-    }
+    env = inherited("PYTHONPATH", "PYTEST_CURRENT_TEST")
     command = [folder / "venv/bin/python", "-m", "mpdemo"]
 
     def run(*words):

@@ -145,8 +145,8 @@ SHOWS = {  # what a clue's text must be: a pattern for this rank, or a function 
 
 def found(told):
     """Return the kind and the place of every chain that fits some clues."""
-    fitting = [(kind, rank) for kind in INCIDENTS for rank in range(4) if fits(kind, told["clues"], rank)]
-    return {(kind, answer_to(kind, rank).where[0]) for kind, rank in fitting}
+    fitting = ((kind, rank) for kind in INCIDENTS for rank in range(4) if fits(kind, told["clues"], rank))
+    return {place(*one) for one in fitting}
 
 
 def fits(kind, clues, rank):
@@ -185,7 +185,12 @@ def test_exactly_one_chain_fits_a_recorded_incident(kind):
 
 
 def require_found(told):
-    assert found(told) == {(told["kind"], answer_to(told["kind"], told["rank"]).where[0])}, told["clues"]
+    assert found(told) == {place(told["kind"], told["rank"])}, told["clues"]
+
+
+def place(kind, rank) -> tuple:
+    """Return an incident and where it is."""
+    return kind, answer_to(kind, rank).where[0]
 
 
 @pytest.mark.parametrize("kind", INCIDENTS)

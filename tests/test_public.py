@@ -10,6 +10,7 @@ from dataclasses import fields
 from importlib import import_module
 
 import pytest
+from project import text_of
 
 import mpdemo
 from mpdemo.paths import root
@@ -23,7 +24,12 @@ KEPT = {  # options that no cell uses, and why they stay
     "data": "data of your own",
 }
 OF_SUPPORT = {"load_site", "spec_of"}  # what a cluster's support may call
+PAGES = [*root().glob("notebooks/*.ipynb"), *root().glob("notebooks/solutions/*.ipynb")]
 NAMES = [(module, name) for module, names in mpdemo.PUBLIC.items() for name in names.split()]
+
+
+def public(module, name):
+    return getattr(import_module(f"mpdemo.{module}"), name)
 
 
 def code_of(notebook) -> ast.Module:
@@ -59,38 +65,22 @@ def used_in(notebook) -> set:
 
 
 def test_every_name_that_a_notebook_imports_is_public():
-    notebooks = [*root().glob("notebooks/*.ipynb"), *root().glob("notebooks/solutions/*.ipynb")]
-    assert len(notebooks) > 20
-    used = {name: notebook.name for notebook in notebooks for name in used_in(notebook)}
+    assert len(PAGES) > 20
+    used = {name: page.name for page in PAGES for name in used_in(page)}
     assert len(used) > 15
     assert {name: notebook for name, notebook in used.items() if name not in NAMES} == {}
 
 
 def test_every_public_function_and_every_option_has_a_user():
     """A cell, a lab, a check or the list of jobs: what only tests use leaves the package."""
-    pages = [*root().glob("notebooks/*.ipynb"), *root().glob("notebooks/solutions/*.ipynb")]
-    texts = [
-        "\n".join("".join(cell["source"]) for cell in json.loads(page.read_text())["cells"])
-        for page in pages
-    ]
-    programs = [
-        *root().glob("notebooks/labs/**/*.py"),
-        *root().glob("notebooks/checks/*.py"),
-        root() / "slurm/course.toml",
-    ]
-    used = "\n".join([*texts, *(program.read_text() for program in programs)])
-    functions = [
-        name
-        for module, name in NAMES
-        if inspect.isfunction(getattr(import_module(f"mpdemo.{module}"), name))
-    ]
-    nobody = [name for name in {*functions} - OF_SUPPORT if not re.search(rf"\b{name}\b", used)]
-    options = [field.name for field in fields(Settings)]
-    nobody += [
-        name
-        for name in options
-        if not re.search(rf"--{name.replace('_', '-')}\b|\b{name}=", used) and name not in KEPT
-    ]
+    programs = [*root().glob("notebooks/labs/**/*.py"), *root().glob("notebooks/checks/*.py")]
+    files = [*programs, root() / "slurm/course.toml"]
+    used = "\n".join([*map(text_of, PAGES), *(file.read_text() for file in files)])
+    functions = [name for module, name in NAMES if inspect.isfunction(public(module, name))]
+    ways = {name: rf"\b{name}\b" for name in {*functions} - OF_SUPPORT}
+    options = {field.name for field in fields(Settings)} - KEPT.keys()
+    ways |= {name: rf"--{name.replace('_', '-')}\b|\b{name}=" for name in options}
+    nobody = [name for name, way in ways.items() if not re.search(way, used)]
     assert not nobody, f"{nobody}: no cell, lab or check uses them; take them out"
 
 
@@ -107,7 +97,7 @@ def callables_of(thing) -> list:
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_a_public_name_has_type_hints_and_its_docstring_names_every_parameter(module, name):
-    thing = getattr(import_module(f"mpdemo.{module}"), name)
+    thing = public(module, name)
     if not callable(thing):
         return
     about = inspect.getdoc(thing)

@@ -1,7 +1,7 @@
 """The scripts to take home: plain PyTorch, the same training however they are launched.
 
-By day notebooks 23, 31, 07, 08 and 90 compare them with one process, and resume them; what goes further runs at night.
-train_gpt.py has its own tests, and train_fsdp.py is a part of it.
+What goes further runs at night, and what clusters do to them is in test_scripts_kills.py. train_gpt.py has its own
+tests, and train_fsdp.py is a part of it.
 """
 
 import os
@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from home_scripts import (
     FIRST,
     IMPORTED,
@@ -25,7 +24,6 @@ from home_scripts import (
     Training,
     change,
     content,
-    end_of,
     launch,
     loaded,
     log_of,
@@ -34,12 +32,11 @@ from home_scripts import (
     run,
     shorten,
     submit,
-    told,
 )
 from safetensors.torch import load_file
 from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader
-from worker_jobs import signal_while_compiling
+from worker_jobs import ended, signal_while_compiling
 
 from mpdemo.paths import root
 
@@ -53,7 +50,7 @@ LINES = {
     "job.py": 388,
 }
 LINES |= {"train_fsdp.py": 260, "train_gpt.py": 480}
-OTHERS, ALL_LINES = 200, 2624  # of any other one, of all
+OTHERS, ALL_LINES = 200, 2628  # of any other one, of all
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -105,26 +102,6 @@ def test_a_text_that_is_not_as_expected_is_named_in_one_line(copy, monkeypatch, 
 
 
 # --- one device and DDP
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """The losses of one device."""
-    found = losses(run(tmp_path_factory.mktemp("single"), sys.executable, SCRIPTS / "train_single.py"))
-    assert len(found) == 5 and found[-1] < 0.2 < found[0]
-    return found
-
-
-@pytest.mark.nightly
-def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_three_processes(single, copy):
-    stop = (
-        "        optimizer.step()\n",
-        "        done == 48 and signals.append(15)\n        optimizer.step()\n",
-    )
-    changes = [(FIRST + "5, 64, 0", FIRST + "5, 64, 1"), stop]
-    first = launch(copy, "train_ddp.py", processes=2, changes=changes)
-    assert losses(first) == pytest.approx(single[:2], abs=TOLERANCE)
-    assert losses(launch(copy, "train_ddp.py", processes=3)) == pytest.approx(single[2:], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("script", [
@@ -201,48 +178,25 @@ def test_a_bare_srun_of_several_processes_is_refused(copy, monkeypatch, script, 
         names_of(copy / script, run_name="__main__")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("script", "processes"), [("train_single", 1), ("train_ddp", 2)])
-def test_a_signal_to_one_rank_stops_all_and_the_same_command_resumes_bit_for_bit(copy, script, processes):
-    """It comes in the second epoch, to the loader's worker as well; kill -USR2 has shown the stack before."""
-    change(copy / f"{script}.py", [("LOOK = 8", "LOOK = 1")])
-    whole = told(launch(copy, f"{script}.py", "whole", processes=processes))
-    step = "        optimizer.step()\n"
-    # signalled by another process
-    all_of_it = "*(p.pid for p in __import__('multiprocessing').active_children())"
-    kill = f"[faulthandler.dump_traceback(), os.system(' '.join(map(str, ('kill -TERM', os.getpid(), {all_of_it}))))]"
-    send = f"        {kill} if done == 29{' and rank == 1' * (processes > 1)} else None\n"
-    workers = ("WORKERS = 5, 64, 0", "WORKERS = 5, 64, 1")
-    stopped = launch(copy, f"{script}.py", "a", processes=processes, changes=[(step, send + step), workers])
-    assert [path.name for path in copy.glob("a-*")] == ["a-29.pt"]
-    resumed = launch(copy, f"{script}.py", "a", processes=processes)
-    assert len(losses(stopped)) == 1 and told(stopped) | told(resumed) == whole
-    assert content(copy / "a-120.pt") == content(copy / "whole-120.pt")
-
-
 # --- its checkpoints, alone in a process group
 
 BATCHES = {"size": 64, "of an epoch": 24}
-OWN = pytest.mark.parametrize("script", ["train_single.py", "train_ddp.py"])
 
 
 class Alone:
     """A script with checkpoints of a name; what its functions do where one process is all there is."""
 
-    def __init__(self, script, name="a"):
+    def __init__(self, script, name):
         self.names = names_of(script, name)
         self.model = torch.nn.Linear(2, 2)
         self.state = {"steps": 0, "loss": 0.0, "batches": BATCHES}
 
     def call(self, name, *arguments):
         """Return what a function of it returns, or the line with which it ends the job."""
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         try:
             return self.names[name](*arguments)
         except SystemExit as end:
             return str(end)
-        finally:
-            dist.destroy_process_group()
 
     def resume(self, model=None):
         """Return the state with which it begins, or the line with which it ends."""
@@ -258,31 +212,32 @@ class Alone:
         return self.call("save", self.state | more)
 
 
-@OWN
+@pytest.fixture(params=["train_single.py", "train_ddp.py"])
+def begin(request, process_group, tmp_path, monkeypatch):
+    """In an empty folder: a function that makes a script `Alone` with checkpoints of a name."""
+    monkeypatch.chdir(tmp_path)
+    return partial(Alone, SCRIPTS / request.param)
+
+
 @pytest.mark.parametrize(("name", "said"), [
     *((name, f"checkpoints cannot be named {name!r}: say how ") for name in ("", ".", "..", "a/", "a/.", "a/..", "-h")),
     *((name, f"no checkpoint {name}-*.pt can be written (") for name in ("file/a", "loop/a", 250 * "a", "/sys/a")),
 ])  # fmt: skip
 def test_a_folder_in_which_no_checkpoint_can_be_is_refused_before_the_first_step(
-    tmp_path, monkeypatch, script, name, said
+    begin, tmp_path, name, said
 ):
-    monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("loop").symlink_to("loop")
-    ended = Alone(SCRIPTS / script, name).resume()
-    assert str(ended).startswith(said) and "\n" not in ended
+    line = begin(name).resume()
+    assert str(line).startswith(said) and "\n" not in line
     assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}
 
 
-@OWN
 @pytest.mark.parametrize("name", ["a", "run[lr=0.1]", "deep/er/.a*"])
-def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(
-    tmp_path, monkeypatch, caplog, script, name
-):
+def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(begin, caplog, name):
     """Beside them lie a folder, a pipe, and a file of somebody else's, each with the name of a newer one."""
-    monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
-    alone = Alone(SCRIPTS / script, name)
+    alone = begin(name)
     assert alone.resume()["steps"] == 0
     assert [alone.save(steps) for steps in (9, 60, 120)] == [None] * 3
     os.mkfifo(f"{name}-999.pt")
@@ -297,19 +252,12 @@ def test_only_whole_checkpoints_of_this_name_and_this_model_are_resumed(
     assert f"resumes from {name}-120.pt, after 120 steps" in caplog.text
     assert f"{name}-997.pt is damaged (AssertionError: without {{" in caplog.text
     kept = {path.name for path in Path(name).parent.glob("*-*")}
-    assert {path.rpartition("-")[2] for path in kept} == {
-        "60.pt",
-        "120.pt",
-        "997.damaged",
-        "998.pt",
-        "999.pt",
-    }
+    endings = {path.rpartition("-")[2] for path in kept}
+    assert endings == {"60.pt", "120.pt", "997.damaged", "998.pt", "999.pt"}
 
 
-@OWN
-def test_a_save_into_a_folder_that_is_gone_ends_in_one_line(tmp_path, monkeypatch, script):
-    monkeypatch.chdir(tmp_path)
-    alone = Alone(SCRIPTS / script, "folder/a")
+def test_a_save_into_a_folder_that_is_gone_ends_in_one_line(begin):
+    alone = begin("folder/a")
     alone.resume()
     Path("folder").rmdir()
     Path("folder").touch()
@@ -355,16 +303,15 @@ class Decides(torch.nn.Module):
         return images if images.sum().item() > 0 else -images
 
 
-@OWN
 @pytest.mark.parametrize(("layers", "operations"), [
     # there and back: sums of 9 products for 2 x 36 numbers
     ((torch.nn.Conv2d, 1, 2, 3), 3 * 2 * 2 * 9 * 36),
     ((Decides,), 0),
 ])  # fmt: skip
 def test_operations_are_counted_without_a_second_model_in_memory(
-    caplog, monkeypatch, script, layers, operations
+    begin, caplog, monkeypatch, layers, operations
 ):
-    alone, made = Alone(SCRIPTS / script), []
+    alone, made = begin("a"), []
 
     def make():
         made.append(torch.nn.Sequential(layers[0](*layers[1:]), torch.nn.BatchNorm2d(2)))
@@ -415,11 +362,13 @@ def test_the_batch_script_asks_versions_and_limits_and_counts_only_checkpoints_o
 
 def submit_and_wait(folder, command, *options) -> str:
     """Submit the batch script with a command in its last lines; return its log."""
-    assert end_of(submit(folder, command, *options)) == "done", log_of(folder)
+    assert ended(submit(folder, command, *options)) == "done", log_of(folder)
     return log_of(folder)
 
 
-def test_the_batch_script_trains_on_two_nodes(cluster, single, copy):
+def test_the_batch_script_trains_on_two_nodes_as_one_device_does(cluster, copy):
+    single = losses(run(copy, sys.executable, "train_single.py"))
+    assert len(single) == 5 and single[-1] < 0.2 < single[0]
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
     log = submit_and_wait(copy, "train_ddp.py", f"--nodes={nodes}", "--gpus-per-node=1")
     assert f"rank {nodes - 1} of {nodes} on cpu" in log
@@ -461,11 +410,9 @@ def test_folders_that_are_no_imagenet_are_one_line(copy, jpegs, tmp_path, classe
 
 
 @pytest.fixture
-def job():
+def job(process_group):
     """What job.py defines, in a group of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield names_of(SCRIPTS / "job.py")
-    torch.distributed.destroy_process_group()
+    return names_of(SCRIPTS / "job.py")
 
 
 class Half(torch.nn.Linear):

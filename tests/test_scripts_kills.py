@@ -36,17 +36,16 @@ def begun(request, tmp_path_factory):
     printed = begun.run("whole")
     begun.rows, begun.losses = told(printed), losses(printed)
     begun.final = content(begun.saved("whole")[-1])
-    begun.run("a", begun.at(3 * begun.unit + 1, 1, "stop"))
+    begun.last = 0 if request.param == "train_single" else 1  # rank
+    begun.run("a", begun.at(3 * begun.unit + 1, begun.last, "stop"))
     assert begun.steps("a") == [3 * begun.unit, 3 * begun.unit + 1]
     return begun
 
 
 @pytest.fixture
 def training(begun, tmp_path):
-    """A copy of it, and what it must come to."""
-    training = begun.copied(tmp_path / "scripts")
-    training.rows, training.losses, training.final = begun.rows, begun.losses, begun.final
-    return training
+    """A copy of it, which knows what it must come to."""
+    return begun.copied(tmp_path / "scripts")
 
 
 def resumes(training, *changes, first=None):
@@ -247,6 +246,7 @@ def test_three_processes_and_then_one_have_the_losses_of_two_and_another_batch_i
     assert losses(printed) == pytest.approx(training.losses[1:], abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("begun", ["train_single", "train_ddp", "train_fsdp"], indirect=True)
 def test_random_augmentation_is_resumed_bit_for_bit_also_in_workers(training):
     line, workers = "    train, check = make_dataset()\n", (FIRST + "2, 64, 0", FIRST + "2, 64, 2")
     if training.name == "train_fsdp":
@@ -254,6 +254,6 @@ def test_random_augmentation_is_resumed_bit_for_bit_also_in_workers(training):
     changes = [(line, f"{line}    train = {IMPORTED}.Noisy(train)\n"), workers]
     whole = told(training.run("noisy", *changes))
     assert whole.keys() == training.rows.keys() and whole != training.rows
-    training.run("b", *changes, training.at(3 * training.unit + 1, 1, "stop"))
+    training.run("b", *changes, training.at(3 * training.unit + 1, training.last, "stop"))
     assert told(training.run("b", *changes)).items() <= whole.items()
     assert content(training.saved("b")[-1]) == content(training.saved("noisy")[-1])

@@ -10,18 +10,22 @@ from home_scripts import (
     SCRIPTS,
     SLURM,
     UPDATE,
+    asked,
     change,
     content,
-    end_of,
     launch,
     log_of,
-    look_up,
+    lose,
+    preempt,
+    reach_limit,
     run,
+    start_now,
     submit,
     told,
 )
-from worker_jobs import until
+from worker_jobs import ended, until
 
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.tools.cluster import Cluster
 
 pytestmark = pytest.mark.nightly
@@ -50,13 +54,12 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def copy(own_cluster, tmp_path, monkeypatch):
     """A copy of the folder with a training of a minute."""
-    for name, value in own_cluster.environ.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", own_cluster.environ["SLURM_CONF"])
     copy = Path(shutil.copytree(SCRIPTS, tmp_path / "scripts"))
     change(copy / "train_ddp.py", [LOOKS, (UPDATE, SLOW)], copy / "run.py")
     yield copy
     run(copy, "scancel", "--user=root" if own_cluster.network == "namespaces" else "--me")
-    until(lambda: not run(copy, "squeue", "--noheader"), SLURM)
+    until(lambda: not asked("squeue"), SLURM)
 
 
 def begin(copy, *options, changes=()) -> str:
@@ -66,26 +69,19 @@ def begin(copy, *options, changes=()) -> str:
     return job
 
 
-def requeued(copy, job):
-    """Wait until a job is back in the queue, and let it start now."""
-    until(lambda: look_up(job).state == "pending", SLURM)
-    time.sleep(2)  # a node refuses a job that starts again within the second of its end
-    run(copy, "scontrol", "update", f"jobid={job}", "StartTime=now", "TimeLimit=30")
-
-
 def starts_again(copy, job, whole):
     """Wait until a job is back in the queue, and in a second life ends as if nothing had happened."""
     until(lambda: look_up(job).state == "pending", SLURM)
     change(copy / "run.py", [(SLOW, UPDATE)])
-    requeued(copy, job)
-    assert end_of(job) == "done", log_of(copy)
+    start_now(job)
+    assert ended(job) == "done", log_of(copy)
     assert (told(log_of(copy)), content(copy / "train_ddp-120.pt")) == whole
     assert log_of(copy).count("rank 1 of 2 on cpu") == 2
 
 
 def test_it_saves_before_its_time_limit_and_starts_again(copy, whole):
     job = begin(copy, "--signal=B:USR1@60")
-    run(copy, "scontrol", "update", f"jobid={job}", "EndTime=now+45")  # Slurm looks every 30 s
+    reach_limit(job)
     starts_again(copy, job, whole)
     log = log_of(copy)
     # at the signal, after 60 steps, which may be the same, and at the end
@@ -96,18 +92,9 @@ def test_it_saves_before_its_time_limit_and_starts_again(copy, whole):
 @pytest.mark.parametrize("grace", [20, 0])
 def test_it_starts_again_after_an_urgent_job_has_taken_its_node(copy, whole, grace):
     """With a time of grace Slurm sends SIGTERM to the step alone; without one to all, and SIGKILL soon after."""
-    run(copy, "scontrol", "update", "partition=debug", f"GraceTime={grace}")
     change(copy / "run.py", [("SAVE_MINUTES = 60", "SAVE_MINUTES = 20")])
     job = begin(copy)
-    node = run(copy, "squeue", "--noheader", f"--jobs={job}", "--format=%B").strip()
-    urgent = (
-        "--partition=urgent",
-        f"--nodelist={node}",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 2",
-    )
-    run(copy, "sbatch", *urgent)
+    preempt(job, grace)
     starts_again(copy, job, whole)
     assert f"Slurm, if it preempts, after {grace + 2} s" in log_of(copy)  # with the cluster's KillWait
     if grace:  # no step was lost
@@ -117,14 +104,8 @@ def test_it_starts_again_after_an_urgent_job_has_taken_its_node(copy, whole, gra
 def test_it_starts_again_after_a_node_has_died(own_cluster, copy, whole):
     change(copy / "run.py", [("SAVE_MINUTES = 60", "SAVE_MINUTES = 20")])
     job = begin(copy)
-    node = run(copy, "squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
-    node = run(copy, "scontrol", "show", "hostnames", node).split()[-1]  # not the one with the batch script
-    own_cluster.kill_node(node)
-    run(copy, "scontrol", "update", f"nodename={node}", "state=down", "reason=power")
-    own_cluster.start_node(node)
-    until(
-        lambda: run(copy, "sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip() == "idle", SLURM
-    )
+    nodes = run(copy, "scontrol", "show", "hostnames", asked("squeue", f"--jobs={job}", "--format=%N"))
+    lose(own_cluster, nodes.split()[-1])  # not the one with the batch script
     starts_again(copy, job, whole)
 
 
@@ -134,24 +115,24 @@ def test_it_does_not_start_again_where_it_cannot_save(copy):
     (copy / "folder").rmdir()
     (copy / "folder").touch()
     run(copy, "scancel", "--batch", "--signal=USR1", job)
-    assert end_of(job) == "failed"
+    assert ended(job) == "failed"
     assert log_of(copy).count("could not be written") == 1 and "it has saved nothing new" in log_of(copy)
 
 
 def test_it_does_not_start_again_for_ever(copy):
     job = begin(copy, changes=[("-lt 50", "-lt 1")])
     run(copy, "scancel", "--batch", "--signal=USR1", job)
-    requeued(copy, job)
-    assert end_of(job) == "failed" and "it has started 50 times: look why" in log_of(copy)
+    start_now(job)
+    assert ended(job) == "failed" and "it has started 50 times: look why" in log_of(copy)
 
 
 def test_it_does_not_start_again_after_scancel(copy):
     """Slurm signals batch script and step together: the training saves, and nobody asked for more."""
     job = begin(copy)
     run(copy, "scancel", job)
-    assert end_of(job) == "cancelled"
+    assert ended(job) == "cancelled"
     time.sleep(3)
-    assert look_up(job).state == "cancelled" and not run(copy, "squeue", "--noheader", f"--jobs={job}")
+    assert look_up(job).state == "cancelled" and not asked("squeue", f"--jobs={job}")
 
 
 def test_the_small_script_which_writes_one_file_starts_again_after_a_warning(copy):
@@ -162,6 +143,6 @@ def test_the_small_script_which_writes_one_file_starts_again_after_a_warning(cop
     job = submit(copy, 'run.py "$CHECKPOINT.pt"', *NODES)
     until(lambda: "epoch 1:" in log_of(copy), SLURM)
     run(copy, "scancel", "--batch", "--signal=USR1", job)
-    requeued(copy, job)
-    assert end_of(job) == "done", log_of(copy)
+    start_now(job)
+    assert ended(job) == "done", log_of(copy)
     assert re.findall(r"epoch (\d+):", log_of(copy)) == [*"01234"]

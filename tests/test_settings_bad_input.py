@@ -15,9 +15,9 @@ from mpdemo.errors import UserError
 from mpdemo.options import LineParser, add_options, options_from
 from mpdemo.settings import MODELS, RUNGS, Settings, checked
 
-ODD = """é １ -1 0 1 2 3 1e999 nan inf 1.5 +1 0x10 1_000 1,2 , 1,,2 .. / ~ [ {} * - -- --out --seed True None GPipe 1F1B
-layer1 layer9.9 block.3 block.99""".split()
-ODD += ["", " ", " 2", "a\nb", "\0", str(2**64), str(10**30), "a" * 10_000, "1" * 5000]
+WORDS = """é １ -1 0 1 2 3 1e999 nan inf 1.5 +1 0x10 1_000 1,2 , 1,,2 .. / ~ [ {} * - -- --out --seed True None
+GPipe 1F1B layer1 layer9.9 block.3 block.99"""
+ODD = [*WORDS.split(), "", " ", " 2", "a\nb", "\0", str(2**64), str(10**30), "a" * 10_000, "1" * 5000]
 
 
 def test_random_command_lines_are_settings_or_one_line():

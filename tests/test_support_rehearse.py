@@ -10,12 +10,11 @@ import time
 
 import pytest
 from project import python_path
-from worker_jobs import started, until
+from worker_jobs import ended, started
 
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render, spec_of
-from mpdemo.jobs.slurm_job import look_up
 from mpdemo.tools.support.rehearse import SMALL, Trial, smallest
 from mpdemo.tools.support.render import hours_at_most, jobs_of_course
 
@@ -130,7 +129,7 @@ def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(rehea
     assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
     for job, name in zip(jobs, ("c_long", "d_long"), strict=True):
         assert f"cancelled job {job} ({name})" in said
-        until(lambda job=job: look_up(job).state == "cancelled")
+        assert ended(job) == "cancelled"
 
 
 def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypatch):

@@ -35,6 +35,12 @@ def test_each_rank_has_a_row_that_names_what_carries_its_messages(tmp_path):
     assert printed.count("[OK]   Python") == 1
 
 
+def one_of_two(rank, port) -> dict:
+    """Return what a launcher tells one of two ranks."""
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def call_over_a_path_that_loses(size):
     """Each rank receives zeros where a message is that large: no error, as between two GPUs behind an IOMMU."""
     reduce = dist.all_reduce
@@ -53,16 +59,12 @@ def call_over_a_path_that_loses(size):
 def test_values_that_are_lost_on_the_way_are_found(tmp_path, size, wrong):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    places = [tmp_path / "0", tmp_path / "1"]
-    worlds = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "MASTER_PORT": f"{port}"} for rank in range(2)]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TMPDIR": str(tmp_path)}
-    for place in places:
-        place.mkdir()
     with ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(forked, place, call_over_a_path_that_loses, size, timeout=120, **common, **world)
-            for place, world in zip(places, worlds, strict=True)
-        ]
+        runs = []
+        for rank in range(2):
+            (folder := tmp_path / f"{rank}").mkdir()
+            call = forked, folder, call_over_a_path_that_loses, size
+            runs.append(pool.submit(*call, timeout=120, TMPDIR=str(tmp_path), **one_of_two(rank, port)))
     said = runs[0].result().stdout
     for rank in range(2):
         line = (
@@ -134,14 +136,7 @@ def call_the_roll():
 
 
 def test_a_rank_that_never_comes_ends_the_call_in_time(tmp_path):
-    world = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29655",
-    }
-    done = forked(tmp_path, call_the_roll, timeout=60, **world, TMPDIR=str(tmp_path))
+    done = forked(tmp_path, call_the_roll, timeout=60, **one_of_two(0, 29655), TMPDIR=str(tmp_path))
     assert (
         done.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in done.stdout
     )

@@ -1,6 +1,5 @@
 """The wheel that a class installs: all that the notebooks need is in it, and it works without a checkout."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from project import fresh_copy
+from project import fresh_copy, inherited
 
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
@@ -51,8 +50,7 @@ def installed(tmp_path_factory):
     shutil.copytree(
         root() / "notebooks", here, ignore=lambda _, names: [n for n in names if not n.endswith(".ipynb")]
     )
-    strange = ("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF", "PYTEST_CURRENT_TEST")
-    env = {name: value for name, value in os.environ.items() if name not in strange}
+    env = inherited("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF", "PYTEST_CURRENT_TEST")
     env |= {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 
     def run(*words, where=here, **more):

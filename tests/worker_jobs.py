@@ -13,8 +13,9 @@ import psutil
 from project import python_path
 
 from mpdemo import paths
-from mpdemo.jobs import Job, JobSpec
+from mpdemo.jobs import Job, JobSpec, submit
 from mpdemo.jobs.job import read_record
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.world.processes import start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -23,6 +24,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 def spec(*action, out="runs/toy", program="worker.py", **changes):
     command = (str(PROGRAMS / program), out, *map(str, action))
     return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
+
+
+def ran(wanted, *site, **how) -> Job:
+    """Submit a job, which must end well; return it."""
+    job = submit(wanted, *site, **how)
+    assert job.wait(100) == "done", job.log()
+    return job
 
 
 def attach(out):
@@ -54,19 +62,25 @@ def stand_in(file, script):
     file.chmod(0o755)
 
 
-def came(condition, seconds, pause=0.05) -> bool:
+def came(condition, seconds) -> bool:
     """Wait for a condition, at most so many seconds; return whether it came."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(pause)
+        time.sleep(0.05)
     return True
 
 
 def until(condition, seconds=60):
     """Wait for a condition, which must come within so many seconds."""
     assert came(condition, seconds), f"it did not happen in {seconds} s"
+
+
+def ended(job, seconds=120) -> str:
+    """Wait until Slurm says that a job, given by its number, has ended; return its state."""
+    until(lambda: look_up(job).state not in ("pending", "running"), seconds)
+    return look_up(job).state
 
 
 def signal_while_compiling(number, folder, cache, *command):
@@ -111,7 +125,4 @@ def sleepers(folder, count, seconds=30):
 
 def all_gone(pids, seconds=15):
     """Whether all of these processes end within some seconds."""
-    end = time.monotonic() + seconds
-    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.05)
-    return [pid for pid in pids if start_time(pid)] == []
+    return came(lambda: not any(map(start_time, pids)), seconds)

@@ -1,9 +1,11 @@
 """What a test lets befall a script to take home, from within. The script imports it from its own folder."""
 
+import faulthandler
 import io
 import os
 import signal
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import torch
@@ -22,8 +24,10 @@ def die(*_):
 
 
 def stop():
-    """Let this process get what a batch system sends."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    """Let this process and its loader's workers get what a batch system sends; its stack was shown before."""
+    faulthandler.dump_traceback()
+    for pid in (os.getpid(), *(worker.pid for worker in active_children())):
+        os.kill(pid, signal.SIGTERM)
 
 
 def die_in_the_middle_of_a_file():
