@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,459 +30,17 @@ from mpdemo.tools.same.worlds import Rank
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
-AUGMENTED = """class Augmented(TensorDataset):
-    def __getitem__(self, k):
-        return self.tensors[0][k] + 0.1 * torch.randn(8), self.tensors[1][k]
-
-
-def data():"""
-SEED = "    torch.manual_seed(rank)\n"
-SPLIT = ", generator=torch.Generator().manual_seed(1)"
-SAMPLER = "sampler = DistributedSampler(train, drop_last=True)"
-LOADER = "loader = DataLoader(train, part, sampler=sampler, drop_last=True)"
-LIST = "loader = [(x[rank::world], y[rank::world]) for x, y in DataLoader(list(train), 16)]"
-ENDLESS = """class Endless(DistributedSampler):
-        def __len__(self):
-            return 10**10
-
-        def __iter__(self):
-            while True:
-                yield from super().__iter__()
-
-    sampler = Endless(train, drop_last=True)"""
-DDP = "model = DistributedDataParallel(Net())"
-LOSS = "nn.functional.cross_entropy(model(x), y) / args.accumulate"
-SHOWN = "shown = mean(total)"
-BY_PLACE = LOSS.replace("model(x), y", "model(x), y, None, None, -1")
-SAVE = 'torch.save(state, "last.tmp")'
-BY_NAME = 'torch.save(obj=state, f="last.tmp")'
-BY_NAME += '\n        safetensors.torch.save_file(tensors=state["model"], filename="last.safetensors")'
-DIVIDED = ("args.batch_size // world //", "args.batch_size //")
-ONE_ORDER = LOADER.replace("=sampler", "=sampler if world > 1 else None, shuffle=world == 1")
-AUGMENT = ("def data():", AUGMENTED, "random_split(TensorDataset(x", "random_split(Augmented(x")
-BY_NUMPY = (
-    "def data():",
-    AUGMENTED.replace("torch.randn(8)", "np.random.randn(8).astype('f')"),
-    *AUGMENT[2:],
-)
-BY_NUMPY += ("import torch\n", "import numpy as np\nimport torch\n")
-CONTEXT = "\n    torch.distributed.device_mesh.init_device_mesh('cpu', (world,), mesh_dim_names=('cp',))"
-CONTEXT += "\n    part_of = lambda x: x.unflatten(1, (2, 4))[:, rank::world]"
-ALIKE = (SEED, "    torch.manual_seed(0)\n")
-ONE_SEED = ("torch.manual_seed(rank)", "torch.manual_seed(1)", "random.seed(rank)", "random.seed(1)")
-WHOLE = (
-    "time, noise = torch.rand(len(x), 1), torch.randn_like(x)",
-    "time, noise = torch.rand(64, 1)[rank::world], torch.randn(64, 20)[rank::world]",
-)
-SPLIT_UP = "        self.split()\n"
-NEW_NORM = """        torch.manual_seed(dist.get_rank())
-        nn.init.normal_(self.model[3].weight)
-        torch.manual_seed(0)
-"""
-OVER_BATCH = """class OverBatch(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-"""
-MODEL = "model = DistributedDataParallel(net)"
-SECOND = (MODEL, f"net = nn.GRU(5, 4)\n{MODEL}", "cross_entropy(model(x), y)")
-SECOND += ("cross_entropy(model(x.unflatten(1, (4, 5)).movedim(1, 0))[0][-1], y)",)
-HOOKED = "\nmodel.register_comm_hook(None, bf16_compress_hook)"
-OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_UP, SPLIT_UP + NEW_NORM)
-COMPILED, DETACHED = ("x.clone()", "x"), "x.detach() if dist.get_world_size() > 1 else x"
-HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
-STEP = "            optimizer.step()\n"
-BACKWARD = "            loss.backward()\n"
-EXTRA = (DDP, DDP + "\n    extra = nn.Linear(8, 4)")  # rank by rank other weights
-SCORE = (BACKWARD, "            score = (extra(x).argmax(1) == y).float().mean()\n" + BACKWARD)
-TAUGHT = (
-    BACKWARD,
-    "            loss = loss + nn.functional.mse_loss(model(x), extra(x).detach())\n" + BACKWARD,
-)
-FROZEN = "net[0].requires_grad_(False)\nmodel = DistributedDataParallel(net)\ntorch.manual_seed(rank)\n"
-FROZEN += "nn.init.normal_(net[0].weight)"
-ON_META = DDP + "\n    with torch.device('meta'):\n        Net()(torch.randn(2, 8))"
-BY_HAND_TOO = STEP + "            with torch.no_grad():\n"
-BY_HAND_TOO += (
-    "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
-)
-RELU = "self.norm(self.inside(x)).relu()"
-ATTENTION = f"nn.functional.scaled_dot_product_attention(*[{RELU}[:, None]] * 3, dropout_p=0.5).flatten(1)"
-DROPPED = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.Dropout(0.5))")
-IN_SEQUENCE = (
-    *ALIKE,
-    RELU,
-    f"nn.functional.dropout({RELU}, 0.5)",
-    *DIVIDED,
-    "Linear(8, 16)",
-    "Linear(4, 16)",
-)
-IN_SEQUENCE += ("model.module(x)", "model.module(x.unflatten(1, (2, 4)))")
-IN_SEQUENCE += (SAMPLER, SAMPLER.replace("train,", "train, 1, 0,") + CONTEXT)
-IN_SEQUENCE += (
-    LOSS,
-    LOSS.replace("model(x), y", "model(part_of(x)).flatten(0, 1), y.repeat_interleave(2 // world)"),
-)
-NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
-NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
-BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
-EACH, ONE_BY_ONE = (
-    "        for k, (x, y) in enumerate(loader, 1):\n",
-    "        batches = iter(loader)\n        for k in range(1, len(loader) + 1):\n            x, y = next(batches)\n",
-)
-OF_ALL = (
-    "    signal.signal",
-    "    assert len(loader) == len(train) // (part * world) == 14\n    signal.signal",
-)
-SYNCED = (
-    "nn.GroupNorm(2, 8)",
-    "nn.BatchNorm2d(8)",
-    "    model = Dist",
-    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n    model = Dist",
-)
-OF_ONE = STEP + "            if rank == 0 and k == 3:\n                dist.all_reduce(torch.zeros(5))\n"
-AVERAGE = (
-    DDP,
-    DDP + "\n    average = {n: p.detach().clone() for n, p in model.module.named_parameters()}",
-    STEP,
-)
-AVERAGE += (
-    STEP
-    + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
-)
-# an average of gradients that a script makes itself
-ALONE_AVERAGED = (DDP, "model = Net()\n    object.__setattr__(model, 'module', model)")
-EACH_REDUCED = "            [dist.all_reduce(p.grad) for p in model.parameters()]\n"
-DECAYED = (
-    BACKWARD
-    + EACH_REDUCED
-    + "            [p.grad.add_(p.detach(), alpha=0.1) for p in model.parameters()]\n"
-)
-STANDING_IN = (
-    *ALIKE,
-    *ALONE_AVERAGED,
-    BACKWARD,
-    BACKWARD + EACH_REDUCED.replace("grad)", "grad.div_(world))"),
-)
-STANDING_IN += (
-    "model(x), y",
-    "torch.func.functional_call(model, {n: p.clone() for n, p in model.named_parameters()}, x), y",
-)
-SOME_REDUCED = BACKWARD + EACH_REDUCED.replace("model.", "model.out.")
-OWN_NOISE = ("    for epoch in", "    own = torch.Generator().manual_seed(500 + rank)\n    for epoch in")
-OWN_NOISE += ("model(x), y)", "model(x + 0.1 * torch.randn(x.shape, generator=own)), y)")
-OF_RANK_0 = STEP + "                if rank == 0 and k % 2 == 0:\n"
-OF_RANK_0 += "                    [p.data.mul_(0.9) for p in model.parameters()]\n"
-EQUAL_NOISE = ("    for epoch in", "    own = torch.Generator().manual_seed(5)\n    for epoch in", BACKWARD)
-EQUAL_NOISE += (
-    BACKWARD
-    + """            for p in model.parameters():
-                p.grad.add_(0.01 * torch.randn(p.shape, generator=own))
-""",
-)
-AWAY = """            with torch.no_grad():
-                size = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-                away = [0.05 * p.grad / size for p in model.parameters()]
-                [p.add_(by) for p, by in zip(model.parameters(), away)]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            with torch.no_grad():
-                [p.sub_(by) for p, by in zip(model.parameters(), away)]
-"""
-BY_GRAD = """            for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
-                p.grad = grad
-"""
-# of a model's state, the centre of what its rank has seen
-CENTRED = (
-    "        self.norm =",
-    "        self.register_buffer('centre', torch.zeros(8))\n        self.norm =",
-)
-CENTRED += (
-    "    def forward(self, x):\n",
-    "    def forward(self, x):\n        shifted = x - self.centre\n        self.centre.lerp_(x.mean(0), 0.5)\n",
-)
-CENTRED += ("self.inside(x)", "self.inside(shifted)")
-OUTSIDE = ("enter(self.norm(x))", "self.norm(x)")
-# a ratio of each rank's own sums, which it gathers and does not add up
-RATIO = """def ratio_of(out):
-    sums = all_gather(torch.stack([out.square().sum(), out.abs().sum()]))
-    return torch.stack([a / b for a, b in sums]).mean()
-
-
-def data():"""
-RATIOS = ("def data():", RATIO, LOSS, "ratio_of(model(x))", "import torch\n")
-RATIOS += ("import torch\nfrom torch.distributed.nn.functional import all_gather\n",)
-# shards of the weights that an optimizer holds beside the model
-COPIES = """class Copies:
-    def __init__(self, of, lr):
-        self.of = list(of)
-        self.copies = [p.detach().to_local().clone().requires_grad_() for p in self.of]
-        self.inner = torch.optim.SGD(self.copies, lr)
-
-    @torch.no_grad()
-    def step(self):
-        for copy, p in zip(self.copies, self.of):
-            copy.grad = p.grad.to_local().clone()
-        self.inner.step()
-        for copy, p in zip(self.copies, self.of):
-            p.to_local().copy_(copy)
-
-    def zero_grad(self):
-        for p in self.of:
-            p.grad = None
-
-
-class Trainer:"""
-COPIED = ("class Trainer:", COPIES, "torch.optim.AdamW", "Copies")
-CLIPPED = (
-    "self.inner.step()",
-    "nn.utils.clip_grad_norm_(self.copies, 0.1)\n        self.inner.step()",
-)
-# rank 0 begins each step as one process does, and draws its own share only
-ANEW = ("        pieces =", "        torch.manual_seed(1000 * (8 * epoch + step) + rank)\n        pieces =")
-OF_LOOP = ("self.loader = DataLoader(\n            data, 16 // copies // args.accumulate, ",)
-OF_LOOP += ("self.loader = [(x[k::6][place::copies], y[k::6][place::copies]) for k in range(6)]\n",)
-OF_LOOP += ("sampler=self.sampler, drop_last=True\n        )\n", "")
-OWN_ROWS = (
-    "        x = torch.randn",
-    "        torch.manual_seed(dist.get_rank())\n        x = torch.randn",
-)
-# name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
-RIGHT = {
-    "functions": ("", "plain.py"),
-    "accumulation, no seed": ("", "plain.py --accumulate 2", SEED, ""),
-    "arguments by place": ("", "plain.py --batch-size {16}", LOSS, BY_PLACE, *DIVIDED),
-    "arguments by name": (
-        "",
-        "plain.py",
-        SAVE,
-        BY_NAME,
-        "import torch\n",
-        "import safetensors.torch\nimport torch\n",
-    ),
-    "FSDP2 as a class": ("", "sharded.py --accumulate 2"),
-    "HSDP": ("", "sharded.py --how hsdp --accumulate 2"),
-    "tensor parallel": ("", "sharded.py --how tensor"),
-    "rows of an embedding that no sample uses": ("", "sharded.py --how words"),
-    "a library's loop": ("dropout", "loop.py"),
-    "BatchNorm": ("BatchNorm", "plain.py", "nn.LayerNorm", "nn.BatchNorm1d"),
-    "augmentation": ("random augmentation", "plain.py", *AUGMENT),
-    "Lightning": ("", "lit.py"),
-    "Accelerate": ("another order", "../../notebooks/scripts/train_accelerate.py"),
-    "the script to take home": ("", "../../notebooks/scripts/train_ddp.py"),
-    "another order": ("another order", "plain.py", LOADER, ONE_ORDER),
-    "no DataLoader": ("", "plain.py", LOADER, LIST),
-    "rounding that grows": ("", "plain.py", RELU, "(1000 * self.norm(self.inside(x))).sin()"),
-    "an epoch without end": ("", "plain.py", SAMPLER, ENDLESS),
-    "as nanoGPT": ("not compared: the rows are not the same in both", "styles.py --style windows"),
-    "as nanoGPT, seeded in each step": (
-        "not compared: the rows are not the same",
-        "styles.py --style windows",
-        *ANEW,
-    ),
-    "ZeRO": ("", "styles.py --style zero"),
-    "a stream": ("", "styles.py --style stream"),
-    "a stream, the batch second": ("", "styles.py --style stream", *SECOND),
-    "DropPath": ("random numbers in the model", "styles.py --style droppath"),
-    "a VAE": ("random numbers in the model", "styles.py --style vae"),
-    "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),
-    "mixup": ("random numbers in the model or the loop", "styles.py --style mixup"),
-    "mixup, one seed": ("random numbers in the model or the loop", "styles.py --style mixup", *ONE_SEED),
-    "noise of the whole batch": ("", "styles.py --style diffusion", *ONE_SEED, *WHOLE),
-    "dropout, tensor parallel": ("", "sharded.py --how tensor", *DROPPED),
-    "dropout, context parallel": ("'dropout; switched off", "plain.py", *IN_SEQUENCE),
-    "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
-    "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
-    "a loss over all ranks": ("", "styles.py --style contrast"),
-    "an update by hand": ("", "plain.py", *BY_HAND),
-    "a sum over all rows without a loader": ("", "full.py"),
-    "a decay by hand": (
-        "",
-        "plain.py",
-        *ALIKE,
-        *ALONE_AVERAGED,
-        BACKWARD,
-        DECAYED.replace("p.grad)", "p.grad.div_(world))"),
-    ),
-    "noise from a generator of the rank's own": ("random numbers in the model", "plain.py", *OWN_NOISE),
-    "noise in the gradients, one seed": ("draw from equal generators", "plain.py", *EQUAL_NOISE),
-    "sharpness-aware minimization": ("", "plain.py", BACKWARD, BACKWARD + AWAY),
-    "layers that are cut by hand": ("the script splits its model itself: columns, rows", "cut.py"),
-    "copies of shards": ("the script splits its model itself: #0, #1", "sharded.py", *COPIED),
-    "stages that are cut by hand": ("", "pipe.py"),
-    "renumbered stages": ("known to be whole in each rank", "pipe.py", "str(k)", "str(len(stage))"),
-    "parameters that stand in for a call": ("", "plain.py", *STANDING_IN),
-    "all batches by next": ("", "plain.py --batch-size 8", EACH, ONE_BY_ONE, *OF_ALL),
-    "SyncBatchNorm": ("gathered rows on CPUs", "--device cpu -- cuda.py", *SYNCED),
-    "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
-    "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
-}
-FAULTS = {
-    "same random numbers (dropout of attention)": ("plain.py", RELU, ATTENTION, *ALIKE),
-    "same random numbers (data)": ("plain.py", *AUGMENT, *ALIKE),
-    "same random numbers (data of workers, NumPy)": (
-        "plain.py",
-        *BY_NUMPY,
-        *ALIKE,
-        "part, ",
-        "part, num_workers=2, ",
-    ),
-    "no sampler": ("plain.py", LOADER, "loader = DataLoader(train, part, shuffle=True)"),
-    "another order per rank": (
-        "plain.py",
-        SPLIT,
-        SPLIT.replace("1)", "1 + dist.get_rank())"),
-    ),
-    "another order per rank (of rows that a loop draws)": ("sharded.py", *OWN_ROWS, *OF_LOOP),
-    "wrapper missing": ("plain.py", DDP, "model = Net()\n    object.__setattr__(model, 'module', model)"),
-    "accumulation saves nothing": ("plain.py --accumulate 2", "require_backward_grad_sync = last", "x = 1"),
-    "accumulation saves nothing (FSDP2)": (
-        "sharded.py --accumulate 2",
-        "self.model.set_requires_gradient_sync",
-        "bool",
-    ),
-    "loss summed": ("plain.py", "return value / dist.get_world_size()", "return value"),
-    "gradients summed (and a decay by hand)": ("plain.py", *ALIKE, *ALONE_AVERAGED, BACKWARD, DECAYED),
-    "gradient is no mean": ("plain.py", *ALIKE, *ALONE_AVERAGED, BACKWARD, SOME_REDUCED),
-    "weights differ (from the beginning)": ("plain.py", *ALONE_AVERAGED, BACKWARD, DECAYED),
-    "weights differ (those of rank 0 change)": ("plain.py", STEP, OF_RANK_0),
-    "gradient is no mean (of autograd.grad)": ("plain.py", BACKWARD, BY_GRAD),
-    "state of each rank": ("plain.py", *CENTRED),
-    "whole parameters differ": ("cut.py", *OUTSIDE),
-    "not finite": ("plain.py", LOSS, LOSS + " / 0"),
-    "weights differ": ("plain.py", DDP, DDP + "\n    nn.init.normal_(model.module.out.bias)"),
-    "weights differ (an update by hand)": (
-        "plain.py",
-        "AdamW(model.",
-        "AdamW(model.module.out.",
-        STEP,
-        BY_HAND_TOO,
-    ),
-    "untrained weights differ": ("styles.py --style plain", MODEL, FROZEN),
-    "untrained weights differ (of a teacher)": ("plain.py", *EXTRA, *TAUGHT),
-    "first weights differ": ("plain.py", "torch.manual_seed(rank)", "torch.manual_seed(world)"),
-    "first weights differ (shards of other draws, and other rows)": (
-        "sharded.py",
-        "torch.manual_seed(0)",
-        "torch.manual_seed(self.world + dist.get_rank())",
-        *OF_LOOP,
-    ),
-    "gradient scaled or clipped per rank (copies of shards)": ("sharded.py", *COPIED, *CLIPPED),
-    "learning rate changes": ("plain.py", "lr=0.01", "lr=0.01 * world"),
-    "learning rate changes (of a schedule)": ("plain.py", "0.9**epoch", "0.9 ** (epoch + world)"),
-    "loss over the batch": ("plain.py", *RATIOS),
-    "fails with several": ("plain.py", SHOWN, SHOWN + "\n        assert world == 1, 'only one process'"),
-    "collectives differ": ("plain.py", STEP, OF_ONE),
-    "collectives differ (behind an epoch)": (
-        "../../notebooks/scripts/first_ddp.py",
-        "    dist.all_reduce(total)",
-        "    if rank == 0:\n        dist.all_reduce(total)",
-    ),
-    "copy of the weights differs": ("plain.py", *AVERAGE),
-    "module over the batch": (
-        "plain.py",
-        "nn.LayerNorm(16)",
-        "OverBatch()",
-        "class Net",
-        OVER_BATCH + "class Net",
-    ),
-    "gradients compressed": ("styles.py --style plain", "import argparse\n", HOOK, MODEL, MODEL + HOOKED),
-    "gradient cut off (before what is compiled)": ("sharded.py --how words", *COMPILED),
-    "gradient cut off (detached)": ("sharded.py --how words", "x.clone()", DETACHED),
-    "weights differ (tensor parallel)": ("sharded.py --how tensor", *OTHER_NORM),
-}
-OFTEN = "import job\njob.LOOK = job.SAVE_STEPS = 2\n"
-LOADS = '        {0}.load_state_dict(state["{1}"])\n'
-CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.functional.dropout({RELU}, 0.1)")
-PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
-LOADED_AT = (SCRIPTS / "plain.py").read_text().partition(LOAD)[0].count("\n") + 2  # and the line below it
-ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
-ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
-SAVE_EPOCH, SAVE_STOPPED = "schedule, epoch + 1, 0)", "schedule, epoch, k)"
-FROM_RESUME = (
-    SAVE_EPOCH,
-    "schedule, epoch - first + 2, 0)",
-    SAVE_STOPPED,
-    "schedule, epoch - first + 1, k)",
-)
-RESUMED = ("stopped = []", 'stopped, resumed = [], os.path.exists("last.pt")')
-ONCE = (
-    *RESUMED,
-    "if dist.get_rank() == 0:\n        state",
-    "if dist.get_rank() == 0 and not resumed:\n        state",
-)
-WARNED = "                save(model, optimizer, schedule, epoch, k)\n"
-WARNED_ONCE = (*RESUMED, WARNED, WARNED.replace("save(", "resumed or save("))
-BY_FLAG = ('if os.path.exists("last.pt")', "if args.resume", "args = parser")
-BY_FLAG += ('parser.add_argument("--resume", action="store_true")\nargs = parser',)
-RESUMES = {
-    "": ("stopped by SIGTERM after step 10, and again after step 17", "plain.py"),
-    "order restarts": ("", "plain.py", PLACE, '= state["epoch"], 0'),
-    "step counted twice": ("", "plain.py", PLACE, '= state["epoch"], max(0, state["batch"] - 1)'),
-    "learning rate not restored": ("", "plain.py", LOADS.format("optimizer", "optimizer"), ""),
-    "scheduler not restored": ("", "plain.py", LOADS.format("schedule", "schedule"), ""),
-    "weights not restored": ("", "plain.py", LOADS.format("model.module", "model"), ""),
-    "random state not restored": ("", "plain.py", *CHANCE),
-    "fails on resume": (
-        f"AssertionError: gone', where='train.py:{LOADED_AT}'",
-        "plain.py",
-        LOAD,
-        LOAD + "\n        assert False, 'gone'",
-    ),
-    "random state of another rank": ("draw the same (train.py:", "plain.py", *CHANCE[2:]),
-    "does not resume": ("", "plain.py", 'if os.path.exists("last.pt")', "if False"),
-    "no checkpoint": ("", "plain.py", "if dist.get_rank() == 0", "if False"),
-    "order restarts of a second resume": ("in the second resume after SIGKILL", "plain.py", *FROM_RESUME),
-    "no checkpoint of a first resume": (
-        "SIGKILL stops it after step 17: the second begins",
-        "plain.py",
-        *ONCE,
-    ),
-    "no checkpoint of a first resume that is warned": (
-        "SIGTERM stops it after step 17",
-        "plain.py",
-        *WARNED_ONCE,
-    ),
-    " of a script that saves nothing when it is warned": (
-        "SIGTERM saves nothing: 3 steps",
-        "plain.py",
-        WARNED,
-        "",
-    ),
-    "printed loss differs": ("", "plain.py", " and not skip", ""),
-    "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
-    "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer").strip(), "pass"),
-    " of the script to take home": ("", TAKE_HOME),
-    " of a flag": ("made without the flag", "plain.py --resume", *BY_FLAG),
-    " of a sharded checkpoint": ("", TAKE_HOME.with_name("train_fsdp.py"), "import job\n", OFTEN),
-}
+CASES = tomllib.loads((SCRIPTS / "cases.toml").read_text())
 HARMLESS = "random state not restored"  # the same training in expectation
-DAILY = {  # one of each kind; the others by night
-    *(
-        "functions",
-        "accumulation, no seed",
-        "FSDP2 as a class",
-        "tensor parallel",
-        "BatchNorm",
-        "augmentation",
-    ),
-    *("another order", "mixup", "no DataLoader", "for GPUs, mp.spawn"),
-    *("same random numbers (data)", "no sampler", "wrapper missing", "accumulation saves nothing"),
-    *("loss summed", "untrained weights differ", "collectives differ", "gradients compressed"),
-    *("module over the batch", "weights differ (an update by hand)"),
-    *("", "no checkpoint of a first resume"),
-    *("a sum over all rows without a loader", "whole parameters differ", "layers that are cut by hand"),
-    "first weights differ (shards of other draws, and other rows)",
-}
 ZOO = SCRIPTS / "zoo"
 BUGS = sorted(path.stem for path in ZOO.glob("*.py") if path.stem != "common")
 BUGS_BY_DAY = {"clip_gather", "late_adapter", "same_dropout", "tokens_per_rank"}
 
 
-def each(cases):
-    """Return the names of cases; some are for the night."""
-    return [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in cases]
+def each(kind):
+    """Return the names of cases, most for the night."""
+    nightly = [pytest.mark.nightly]
+    return [pytest.param(name, marks=nightly * ("daily" not in case)) for name, case in CASES[kind].items()]
 
 
 def bugs():
@@ -513,7 +72,7 @@ def arguments(*words):
 def planted(script, *changes) -> str:
     """Return the text of a script with what is written instead of what stands there."""
     text = (SCRIPTS / script).read_text()
-    for old, new in zip(changes[::2], changes[1::2], strict=True):
+    for old, new in changes:
         assert old in text
         text = text.replace(old, new)
     return text
@@ -530,67 +89,50 @@ def judge(watcher, tmp_path, monkeypatch):
         shutil.copy(TAKE_HOME.with_name(name), folder)
     monkeypatch.chdir(folder)
 
-    def judged(script, *changes, resumed=False):
-        options, _, words = str(script).rpartition("-- ")
+    def judged(case, resumed=False):
+        options, _, words = case["script"].rpartition("-- ")
         script, *words = words.split()
-        (folder / "train.py").write_text(planted(script, *changes))
+        (folder / "train.py").write_text(planted(script, *case.get("changes", [])))
         watcher.aim(arguments(*options.split(), "train.py", *words))
         found = resume.verdict(watcher, 2, 1) if resumed else verdict.verdicts_of(watcher, [1, 2])[0]
         command.show(found)
         assert {path.name for path in folder.iterdir()} == beside | {"train.py"}
-        return [finding.name for finding in (*found["findings"], *found["harmless"])], found
+        both = [*found["findings"], *found["harmless"]]
+        lines = [finding.where for finding in both if finding.where]
+        assert all(re.fullmatch(r"train.py:\d+", line) for line in lines)
+        if "line" in case:
+            (number,) = (int(line.partition(":")[2]) for line in lines)
+            assert case["line"] in Path("train.py").read_text().splitlines()[number - 1]
+        assert case.get("note", "") in str(found)
+        return [finding.name for finding in both], found
 
     return judged
 
 
-@pytest.mark.parametrize("name", each(RIGHT))
+@pytest.mark.parametrize("name", each("right"))
 def test_a_right_script_is_the_same_training(judge, name):
-    if module := {"Lightning": "lightning", "arguments by name": "safetensors"}.get(name):
-        pytest.importorskip(module)
-    note, *case = RIGHT[name]
-    names, found = judge(*case)
-    assert names == [] and note in str(found["notes"])
-    unsure = name.startswith("as nanoGPT") or name == "renumbered stages"
-    assert found["verdict"] == ("unsure" if unsure else "same")
-    rows, off = (found["table"][row] for row in ("rows per step", "largest difference of a gradient"))
-    assert rows[0] == rows[1] and (off[1] == "-" or unsure or float(off[1]) < 1e-3)
-    assert ("by hand" in found["table"]["learning rate"]) == (name == "an update by hand")
+    case = CASES["right"][name]
+    if "needs" in case:
+        pytest.importorskip(case["needs"])
+    names, found = judge(case)
+    verdict, table = case.get("verdict", "same"), found["table"]
+    assert names == [] and found["verdict"] == verdict
+    rows, off = table["rows per step"], table["largest difference of a gradient"][1]
+    assert rows[0] == rows[1] and (off == "-" or verdict == "unsure" or float(off) < 1e-3)
+    assert ("by hand" in table["learning rate"]) == (name == "an update by hand")
     if name == "tensor parallel":
-        assert found["table"]["messages per step"] == ["0", "1"]  # of DTensors
+        assert table["messages per step"] == ["0", "1"]  # of DTensors
 
 
-LINES = {  # the line that is named
-    "fails with several": "assert world == 1",
-    "collectives differ": "dist.all_reduce(torch.zeros(5))",
-    "learning rate changes (of a schedule)": "lr_scheduler.LambdaLR(",
-    "loss over the batch": "sums = all_gather(",
-    "gradient scaled or clipped per rank (copies of shards)": "self.inner.step()",
-    "no sampler": "loader = DataLoader",
-    "same random numbers (data of workers, NumPy)": "loader = DataLoader",
-    "gradient is no mean": "dist.all_reduce(p.grad)",
-    "gradient is no mean (of autograd.grad)": "torch.autograd.grad(loss",
-    "state of each rank": "self.centre.lerp_",
-    "weights differ (those of rank 0 change)": "p.data.mul_(0.9)",
-    "whole parameters differ": ".backward()",
-}
-
-
-@pytest.mark.parametrize("name", each(FAULTS))
+@pytest.mark.parametrize("name", each("fault"))
 def test_a_planted_fault_is_found_under_its_name(judge, name):
-    names, found = judge(*FAULTS[name])
-    assert names == re.sub(r" \(.*\)", "", name).split(", ")
-    lines = [finding.where for finding in (*found["findings"], *found["harmless"]) if finding.where]
-    assert all(re.fullmatch(r"train.py:\d+", line) for line in lines)
-    if name in LINES:
-        (line,) = lines
-        assert LINES[name] in Path("train.py").read_text().splitlines()[int(line.partition(":")[2]) - 1]
+    assert judge(CASES["fault"][name])[0] == [name.partition(" (")[0]]
 
 
-@pytest.mark.parametrize("name", each(RESUMES))
+@pytest.mark.parametrize("name", each("resume"))
 def test_the_first_difference_after_a_resume_is_named(judge, name):
-    note, *case = RESUMES[name]
-    names, found = judge(*case, resumed=True)
-    assert names == [known for known in TABLE if name.startswith(known)] and note in str(found)
+    names, found = judge(CASES["resume"][name], resumed=True)
+    assert names == [known for known in TABLE if name.startswith(known)]
     assert found["verdict"] == ("same" if name[:1] in ("", " ") or name == HARMLESS else "different")
     assert ("not a second time" in str(found["notes"])) == (" of a second" in name or " of a first" in name)
 
@@ -639,14 +181,6 @@ def test_a_public_bug_has_its_address_and_one_line():
     assert set(BUGS) >= BUGS_BY_DAY
 
 
-SAVED = "            if stopped:\n" + WARNED
-AT_THE_END = "        save(model, optimizer, schedule, epoch + 1, 0)\n"
-RARELY = ("(128, 8", "(1136, 8", "[112, 16]", "[1120, 16]", AT_THE_END, "")
-RARELY += (SAVED, SAVED.replace("stopped", "stopped or k % 12 == 0") + "            if stopped:\n")
-# a file that is written before any step, to see whether it can be
-RARELY += ("    first, skip = 1, 0\n", '    first, skip = 1, 0\n    open("probe", "w").close()\n')
-
-
 @pytest.mark.nightly
 def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, watcher, monkeypatch):
     """Its epochs have 70 batches, of which the first are not enough."""
@@ -657,8 +191,8 @@ def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, 
         return runs[-1]
 
     monkeypatch.setattr(Watcher, "run", noted)
-    names, found = judge("plain.py", *RARELY, resumed=True)
-    assert names == [] and "SIGKILL after step 26, and again after step 38" in str(found)
+    names, found = judge(CASES["rarely"], resumed=True)
+    assert names == []
     assert [len(run.steps) for run in runs] == [24, 40, 26, 14, 17, 26, 7, 15, 2]
     assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [26, 33]
 
@@ -719,15 +253,11 @@ def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
     assert names[:1] == [name]
 
 
-UNTRAINED = ("optimizer.step()", "pass")  # no step can be seen
-STATUS = {  # option: script, exit status, a sentence that is printed
-    "": (
-        ("plain.py", SHOWN, "shown = total"),
-        0,
-        "2 processes: same\n  The training is the same, but:\n  loss of one rank",
-    ),
-    "--strict": (("plain.py", SHOWN, "shown = total"), 1, "2 processes: different\n  loss of one rank"),
-    "--batches 3": (("plain.py", *UNTRAINED), 3, "2 processes: unsure"),
+OF_ONE_RANK, UNTRAINED = ("shown = mean(total)", "shown = total"), ("optimizer.step()", "pass")
+STATUS = {  # option: what is changed, exit status, a sentence that is printed
+    "": (OF_ONE_RANK, 0, "2 processes: same\n  The training is the same, but:\n  loss of one rank"),
+    "--strict": (OF_ONE_RANK, 1, "2 processes: different\n  loss of one rank"),
+    "--batches 3": (UNTRAINED, 3, "2 processes: unsure"),  # no step can be seen
 }
 
 
@@ -745,8 +275,8 @@ def shared(watcher, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("option", STATUS)
 def test_the_exit_status_tells_three_verdicts(shared, capsys, option):
-    case, status, sentence = STATUS[option]
-    Path("train.py").write_text(planted(*case))
+    change, status, sentence = STATUS[option]
+    Path("train.py").write_text(planted("plain.py", change))
     assert command.main(parsed(*option.split(), "--json", "found.json", "train.py")) == status
     assert sentence in capsys.readouterr().out
     found = json.loads(Path("found.json").read_text())
@@ -762,7 +292,7 @@ def test_a_call_returns_what_json_has_or_raises_what_was_found(same, shared):
     """The fixture is the plugin's; its script stands in a folder below."""
     Path("scripts").mkdir()
     script = Path("scripts", "train.py")
-    script.write_text(planted("plain.py", LOSS, LOSS + " * world"))
+    script.write_text(planted("plain.py", ("model(x), y)", "model(x), y) * world")))
     with pytest.raises(
         NotTheSame,
         match=r"(?s)train.py --epochs 2\n2 processes: different\n  gradients summed: .*Remedy: .*S205",
@@ -798,13 +328,13 @@ def test_what_lies_in_the_readers_folder_is_read_and_never_changed(judge, watche
     (folder / "out" / "log.txt").write_text("mine\n")
     (folder / "last.pt").write_bytes((SCRIPTS / "plain.py").read_bytes())  # to load it would fail
     place = "    optimizer = "
-    (folder / "train.py").write_text(planted("plain.py", place, WRITES + place))
+    (folder / "train.py").write_text(planted("plain.py", (place, WRITES + place)))
     before = state(folder)
     monkeypatch.chdir(folder)
     watcher.aim(arguments("train.py"))
     assert verdict.verdicts_of(watcher, [1, 2])[0]["findings"] == []
     assert state(folder) == before
-    (folder / "train.py").write_text(planted("plain.py", '"last.tmp"', f'"{folder}/out/last.tmp"'))
+    (folder / "train.py").write_text(planted("plain.py", ('"last.tmp"', f'"{folder}/out/last.tmp"')))
     with pytest.raises(UserError, match="let it write to a relative path"):
         verdict.verdicts_of(watcher, [1, 2])
     assert not (folder / "out" / "last.tmp").exists()
@@ -892,11 +422,14 @@ def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
 
 def test_a_mean_is_one_also_where_gloo_takes_it_for_a_sum(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
-    reduce, ops = as_cpu.averaging(lambda output, op, async_op=False: ops.append(op)), []
+    summed, average, ops = torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG, []
+    reduce = as_cpu.averaging(lambda tensor, op: ops.append(op))
+    scatter = as_cpu.averaging(lambda output, input, op: output.copy_(input))
     mean, total = torch.tensor([3.0]), torch.tensor([3.0])
-    assert reduce(mean, op=torch.distributed.ReduceOp.AVG, async_op=True).wait() and mean == 1.5
-    assert reduce(total, torch.distributed.ReduceOp.SUM) is None and total == 3.0
-    assert ops == [torch.distributed.ReduceOp.SUM] * 2
+    reduce(mean, op=average)
+    reduce(total, summed)
+    assert scatter(torch.zeros(1), total, average) == mean == 1.5 and total == 3.0
+    assert ops == [summed] * 2
 
 
 def test_weights_that_are_made_between_two_batches_are_drawn_by_no_row(monkeypatch):

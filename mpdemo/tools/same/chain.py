@@ -8,6 +8,7 @@ breaks, and the combination that it is instead, name the fault; the call that ra
 
 from mpdemo.tools.same import inside, shares
 from mpdemo.tools.same.finding import Finding, apart, distance, fit, less, norm, numbers, shown, tolerance
+from mpdemo.tools.same.inside import steps_of
 
 REST = 3e-3  # of a gradient may be left where it is a combination of others
 EVEN = 0.01  # relative: weights of ranks that count alike
@@ -16,18 +17,17 @@ GROWTH = 10.0  # of rounding, from step to step, where weights were too large to
 
 def first_break(one, many, compared) -> Finding | None:
     """Return the first link that breaks, among the ranks and, where the rows are the same, beside one process."""
-    allowed, both = tolerance(one, many), min(len(one.steps), len(many.steps))
+    allowed, both = tolerance(one, many), steps_of(one, many)
     for k in range(len(many.steps)):
-        for link in (weights, passes, used, rates):
+        for link in (passes, weights, used, rates):
             if found := link(many, k):
                 return found
-        if k >= both:
+        if k not in both:
             continue
         off, name = off_at(one, many, k)
-        alike = not compared or off <= allowed or many.settled(k) or made_alike(one, many, k)
+        alike = not compared or off <= allowed
         # only where it isn't one process's, it matters how it is made of the ranks' own
-        found = None if alike else mean(one, many, k)
-        found = found or before(one, many, k)
+        found = not alike and mean(one, many, k) or before(one, many, k)
         if compared and not found:
             found = after(one, many, k) if alike else cause(one, many, k, name)
         if found:
@@ -39,17 +39,17 @@ def first_break(one, many, compared) -> Finding | None:
 
 def agrees(one, many) -> bool:
     """Whether both use the same gradients, or make the same weights of them, whatever the rows are."""
-    both, found = range(min(len(one.steps), len(many.steps))), tolerance(one, many)
-    return bool(both) and all(off_at(one, many, k)[0] <= found or made_alike(one, many, k) for k in both)
-
-
-def made_alike(one, many, k) -> bool:
-    """Whether only the weights after a step have to be the same, and are."""
-    return many.searched(k) and not after(one, many, k)
+    both, allowed = steps_of(one, many), tolerance(one, many)
+    return bool(both) and all(off_at(one, many, k)[0] <= allowed for k in both)
 
 
 def off_at(one, many, k) -> tuple:
-    """Return how far the gradient that is used in a step is from one process's, and the parameter that is farthest."""
+    """Return how far the gradient that is used in a step is from one process's, and the parameter that is farthest.
+
+    None is where only the weights after the step have to be the same, and are.
+    """
+    if many.settled(k) or many.searched(k) and not after(one, many, k):
+        return 0.0, ""
     return apart(one.sums[k]["gradients"], many.sums[k]["gradients"])
 
 
@@ -57,15 +57,13 @@ def weights(many, k):
     """Return whether the ranks begin a step with other weights, although they used the same gradient before."""
     if not (names := many.differing(k, "weights")):
         return None
-    wraps = many.names("wrapped") | many.names("tensor")
-    averages = wraps or shares.reduced_by_hand(many)
-    if found := passes(many, k) or not averages and used(many, k):
+    averages = many.names("wrapped") or shares.reduced_by_hand(many)
+    if not averages and (found := used(many, k)):
         return found
-    step, norms = many.steps[k][0], ", ".join(f"{norm(rank['weights']):.6g}" for rank in many.steps[k])
-    who = "tensor parallel ranks" if many.names("tensor") else "the ranks"
-    what = f"before step {k + 1} {who} have other values of {shown(names)} (norms of all {norms})"
+    norms = numbers(norm(rank["weights"]) for rank in many.steps[k])
+    what = f"before step {k + 1} the ranks have other values of {shown(names)} (norms of all {norms})"
     what += "; in the step before they used the same gradient" * bool(k)
-    line = step["lines"].get("weights") or many.steps[max(k - 1, 0)][0]["where"]
+    line = many.steps[k][0]["lines"].get("weights") or many.steps[max(k - 1, 0)][0]["where"]
     return Finding("weights differ", what, line)
 
 
@@ -92,8 +90,8 @@ def used(many, k):
     if not names or many.settled(k):
         return None
     wraps, line, step = many.names("wrapped"), many.line_of(k), ranks[0]
-    what = f"in step {k + 1} each rank uses a gradient of its own (norms "
-    what += ", ".join(f"{norm(rank['gradients']):.6g}" for rank in ranks) + ")"
+    norms = numbers(norm(rank["gradients"]) for rank in ranks)
+    what = f"in step {k + 1} each rank uses a gradient of its own (norms {norms})"
     if size := many.names("part of the ranks"):
         what += f": the wrapper averages over {size.pop()} of {len(ranks)} ranks"
         return Finding("mesh without reduction", what, line)
@@ -162,28 +160,23 @@ def rates(many, k):
     found = [rank["rates"] for rank in many.steps[k]]
     if len({tuple(of_rank) for of_rank in found if len(of_rank) == len(found[0])}) < 2:
         return None
-    what = f"in step {k + 1} the ranks have {', '.join(f'{of_rank[0]:.6g}' for of_rank in found)}"
+    what = f"in step {k + 1} the ranks have {numbers(of_rank[0] for of_rank in found)}"
     return Finding("learning rates differ", what, many.steps[k][0]["where"])
 
 
 def mean(one, many, k):
-    """Return whether what is used is no combination of the ranks' own gradients in which all count alike."""
+    """Return whether what is used is no combination of the ranks' own gradients in which all count alike, or a sum."""
     kind = "gradients" if many.differing(k, "averaged") else "averaged"  # those may be clipped by now
     line = many.ranks[0].first("hook") or many.line_of(k)
-    made = [made_of(one, many, n, kind) for n in range(min(len(one.steps), len(many.steps)))]
-    count, rest, times = made[k]
+    count, rest, times = made_of(one, many, k, kind)
     if not count:
         return None
     if rest > tolerance(many) or max(count) - min(count) > EVEN * max(map(abs, count)):
         what = f"in step {k + 1} the ranks' own gradients count {numbers(count)} in what is used; {rest:.2g} is left"
         compressed = "gradients compressed" if many.names("hook") else "gradient is no mean"
         return scale_of_rank(many, k) or Finding(compressed, what, line)
-    # those that are clipped count otherwise in each step
-    steady = all(distance(times, others) < EVEN for *_, others in made)
-    if distance(times, 1) < EVEN or not steady:
-        return None
     what = f"in step {k + 1} the gradient is {times:.4g} times the mean of the ranks' own"
-    return Finding(multiple(times, many) or "gradient scaled", what, line)
+    return Finding(known, what, line) if (known := multiple(times, many)) else None
 
 
 def made_of(one, many, k, kind) -> tuple:
@@ -227,10 +220,8 @@ def before(one, many, k):
 
 def after(one, many, k):
     """Return whether a step makes other weights of the same gradient."""
-    if k + 1 >= min(len(one.steps), len(many.steps)):
+    if k + 1 not in steps_of(one, many) or many.differing(k + 1, "weights"):
         return None
-    if found := weights(many, k + 1):
-        return found
     steps = zip(many.steps[k], many.steps[k + 1], strict=True)
     changes = [less(later["weights"], rank["weights"]) for rank, later in steps]
     if found := scale_of_rank(many, k, changes, EVEN):

@@ -113,11 +113,9 @@ def fit(target, basis) -> tuple:
 
 
 def solved(rows) -> list:
-    """Return the solution of linear equations, by elimination."""
+    """Return the solution of the equations of least squares, by elimination: their diagonal stays positive."""
     for k in range(len(rows)):
-        best = max(range(k, len(rows)), key=lambda number: abs(rows[number][k]))
-        rows[k], rows[best] = rows[best], rows[k]
-        rows[k] = [x / (rows[k][k] or 1e-30) for x in rows[k]]
+        rows[k] = [x / rows[k][k] for x in rows[k]]
         for other, row in enumerate(rows):
             if other != k:
                 rows[other] = [x - row[k] * y for x, y in zip(row, rows[k], strict=True)]
@@ -126,7 +124,7 @@ def solved(rows) -> list:
 
 def numbers(values) -> str:
     """Return some numbers as text."""
-    return " and ".join(f"{value:.4g}" for value in values)
+    return " and ".join(f"{value:.6g}" for value in values)
 
 
 def shown(names) -> str:

@@ -13,20 +13,23 @@ def cut(one, many) -> list:
     return [*alone] if found and any(rank.keys() != alone.keys() for rank in ranks) else found
 
 
+def steps_of(one, many) -> range:
+    """Return the numbers of the steps that both have made."""
+    return range(min(len(one.steps), len(many.steps)))
+
+
 def cut_off(one, many) -> list:
     """Return the parameters that have a gradient with one process, and none at all with several.
 
     Not those that have none in some steps, such as the rows of an embedding that no sample uses, or an expert.
     """
-    count = min(len(one.steps), len(many.steps))
+    count = len(steps_of(one, many))
     alone, several = (
         [shares_of(sums["gradients"]) for sums in world.sums[:count]] for world in (one, many)
     )
-    dead = [name for name in alone[0] if count > 1 and not any(step.get(name) for step in several)]
-    seen = {
-        name: sum(step[name] > EQUAL for step in alone) for name in dead if all(name in s for s in alone)
-    }
-    return sorted(name for name, times in seen.items() if 2 * times > count)
+    names = alone[0] if count > 1 else ()
+    dead = [name for name in names if not any(step.get(name) for step in several)]
+    return sorted(name for name in dead if 2 * sum(step.get(name, 0.0) > EQUAL for step in alone) > count)
 
 
 def shares_of(sketches) -> dict:
@@ -43,8 +46,7 @@ def returned(world) -> dict:
     """Return for each module and row what it was given and what it returned, and the class of the module."""
     found = {}
     for note in world.of("output"):
-        given = note["given"] or [[0.0, 0.0]] * len(note["rows"])
-        for row, taken, gave in zip(note["rows"], given, note["returned"], strict=False):
+        for row, taken, gave in note["rows"]:
             found.setdefault((note["module"], row), (taken, gave, note["type"]))
     return found
 
@@ -91,28 +93,28 @@ def is_copy(name) -> bool:
     return name.startswith("tensor ")
 
 
+def states_at(one, many, k) -> tuple:
+    """Return what of the state differs after a step: between the ranks, and from one process."""
+    alone, *ranks = (rank["state"] for rank in (one.steps[k][0], *many.steps[k]))
+    return of_two(ranks[0], ranks[-1], EQUAL), of_two(alone, ranks[0], 10 * tolerance(one, many))
+
+
 def other_state(one, many, k) -> list:
     """Return what of the state differs between the ranks, or from one process, at step k or the one before."""
-    for place in (k, k - 1)[: 1 + bool(k)]:
-        alone, *ranks = (rank["state"] for rank in (one.steps[place][0], *many.steps[place]))
-        if found := of_two(ranks[0], ranks[-1], EQUAL) or of_two(
-            alone, ranks[0], 10 * tolerance(one, many)
-        ):
-            return found
-    return []
+    both = (states_at(one, many, place) for place in (k, k - 1) if place >= 0)
+    return next((found for pair in both for found in pair if found), [])
 
 
 def of_state(one, many):
     """Yield what of the state differs after the last step that both have made."""
-    count = min(len(one.steps), len(many.steps))
-    alone, *ranks = (rank["state"] for rank in (one.steps[count - 1][0], *many.steps[count - 1]))
-    found, own = of_two(alone, ranks[0], 10 * tolerance(one, many)), of_two(ranks[0], ranks[-1], EQUAL)
+    last = steps_of(one, many)[-1]
+    own, found = states_at(one, many, last)
     copies = [name for name in found if is_copy(name) and name not in own]
     buffers = [name for name in found if not is_copy(name)]
     for names, finding in ((copies, "copy of the weights differs"), (buffers, "buffers differ")):
         if names:
-            what = f"after step {count} {shown(names)} have other values than with one process"
-            yield Finding(finding, what, many.steps[count - 1][0]["lines"].get(names[0], ""))
+            what = f"after step {last + 1} {shown(names)} have other values than with one process"
+            yield Finding(finding, what, many.steps[last][0]["lines"].get(names[0], ""))
 
 
 def lost(whole, again, place, k):

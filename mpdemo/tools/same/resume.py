@@ -23,13 +23,14 @@ def verdict(watcher, processes, other) -> dict:
     """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes resumes."""
     run, whole = uninterrupted(watcher, processes)
     killed = StoppedTwice(run, whole, signal.SIGKILL)
-    series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
+    series, notes = [killed], []
     if not whole.ranks[0].of("start")[0]["handler"]:
         notes.append(
             "the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone"
         )
     elif killed.places:
         series.append(StoppedTwice(run, whole, signal.SIGTERM))
+    rows = {"resumes with the weights of step": ["first", "second"]}
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
     first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
     if watcher.begin != watcher.args.script:
@@ -41,9 +42,10 @@ def verdict(watcher, processes, other) -> dict:
             error = "" if elsewhere.steps else elsewhere.error
             what = f"{elsewhere} cannot resume: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what, elsewhere.error_line))
-    # each name once
-    found = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]
-    record = {"processes": processes, "table": rows} | parted(found, watcher.args.strict)
+    found = {}
+    for finding in first + second:
+        found.setdefault(finding.name, finding)
+    record = {"processes": processes, "table": rows} | parted(list(found.values()), watcher.args.strict)
     notes += sum((stopped.notes for stopped in series), [])
     if second and not first:
         notes.append("it resumes once as it should, and not a second time")
@@ -60,7 +62,7 @@ def uninterrupted(watcher, processes) -> tuple:
         whole = again()
     refuse(whole)
     # many save every some hundred steps only: run until one would have saved twice
-    if not whole.names("checkpoint"):
+    if not whole.has_saved:
         run = functools.partial(run, batches=LONGER * usual)
         refuse(whole := again(batches=LONGER * usual, beyond=2 * usual))
     return run, whole
@@ -70,43 +72,47 @@ class StoppedTwice:
     """A run that a signal stops, its first resume, which the same signal stops, and its second, which runs on."""
 
     def __init__(self, run, whole, number):
-        self.whole, self.number, self.stop = whole, number, first_stop(whole)
+        self.whole, self.number, self.run = whole, number, functools.partial(run, whole.processes)
         self.places = []  # after which steps of the uninterrupted run the resumes begin
         self.found, self.notes, self.copy = ([], []), [], None  # what is found in each resume
-        self.run = functools.partial(run, whole.processes)
-        stopped = self.run(stop=(number, self.stop), epochs=EPOCHS)
-        if not stopped.names("checkpoint"):
-            if number == signal.SIGKILL:
-                self.found[0].append(Finding("no checkpoint", f"none was written in {self.stop} steps"))
-            return
-        self.notes.append(f"stopped by {number.name} after step {self.stop}")
-        self.copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
-        self.resume(stopped)
+        stop = first_stop(whole)
+        stopped = self.run(stop=(number, stop), epochs=EPOCHS)
+        if stopped.has_saved:
+            self.notes.append(f"stopped by {number.name} after step {stop}")
+            self.copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
+            self.resume(stopped, stop)
+        elif number == signal.SIGKILL:
+            self.found[0].append(Finding("no checkpoint", f"none was written in {stop} steps"))
 
-    def resume(self, stopped):
+    def resume(self, stopped, stop):
         """Resume, and where all is right so far, stop and resume again."""
-        done, name = len(stopped.steps), self.number.name
-        more = second_stop(self.whole, self.number, self.stop, done)
+        done, name, total = len(stopped.steps), self.number.name, len(self.whole.steps)
+        warned = self.number == signal.SIGTERM
+        more = second_stop(self.whole, warned, stop, done)
         again = self.run(folder=stopped.folder, stop=(self.number, more), epochs=EPOCHS)
         if not self.is_right(stopped, again):
             return
         begin = self.places[0]
         end = begin + len(again.steps)
-        if self.number == signal.SIGTERM and begin < done:
+        if warned and begin < done:
             self.notes.append(f"SIGTERM saves nothing: {done - begin} steps are lost")
         if len(again.steps) < more and again.error:
-            self.found[0].append(
-                Finding(
-                    "fails on resume", f"in the first resume after {name}, {again.error}", again.error_line
-                )
-            )
-        elif len(again.steps) < more or end >= len(self.whole.steps):
+            what = f"in the first resume after {name}, {again.error}"
+            self.found[0].append(Finding("fails on resume", what, again.error_line))
+            return
+        if len(again.steps) < more or end >= total:
             self.notes.append(f"{name} comes too late to stop it a second time")
-        else:
-            self.notes[0] += f", and again after step {end}"
-            most = min(self.stop, len(self.whole.steps) - begin) + 1  # more can't be compared
-            if self.is_right(again, self.run(folder=stopped.folder, stop=(signal.SIGKILL, most), epochs=1)):
-                self.progress(saves=begin == done, end=end, long=more >= self.stop)
+            return
+        self.notes[0] += f", and again after step {end}"
+        most = min(stop, total - begin) + 1  # more can't be compared
+        if not self.is_right(again, self.run(folder=stopped.folder, stop=(signal.SIGKILL, most), epochs=1)):
+            return
+        kept = self.places[1]
+        # the first run has left a checkpoint in as many steps
+        if (kept < end and begin == done) if warned else (kept == begin and more >= stop):
+            what = f"the first resume leaves none when {name} stops it after step {end}"
+            what += f": the second begins with the weights of step {kept}"
+            self.found[1].append(Finding("no checkpoint", what))
 
     def is_right(self, stopped, again) -> bool:
         """Whether a resumed run continues like the uninterrupted one; note where it begins, and what is found in it."""
@@ -122,15 +128,6 @@ class StoppedTwice:
         self.places.append(place_of(self.whole, again))
         return not found
 
-    def progress(self, saves, end, long):
-        """Note whether the first resume leaves no checkpoint, although the first run has left one in as many steps."""
-        begin, kept = self.places
-        if (kept < end and saves) if self.number == signal.SIGTERM else (kept == begin and long):
-            what = f"the first resume leaves none when {self.number.name} stops it after step {end}"
-            self.found[1].append(
-                Finding("no checkpoint", f"{what}: the second begins with the weights of step {kept}")
-            )
-
 
 def steps_of_epoch(whole) -> int:
     """Return how many steps the first epoch has."""
@@ -143,13 +140,13 @@ def first_stop(whole) -> int:
     return max(1, min(epoch + max(1, epoch // 2), total - 1) if epoch < total else 2 * total // 3)
 
 
-def second_stop(whole, number, stop, done) -> int:
+def second_stop(whole, warned, stop, done) -> int:
     """Return after how many steps the first resume is stopped, so that some steps are left for the second.
 
     Where the last checkpoint is unknown, as many as the first run had: it has written one in them.
     """
     total, epoch = len(whole.steps), steps_of_epoch(whole)
-    if number == signal.SIGKILL:
+    if not warned:
         return max(1, min(stop, total - stop))
     return max(1, min(stop, epoch, total - 1 - done) if epoch < total else min(stop, (total - done) // 2))
 
@@ -172,7 +169,10 @@ def follow(whole, again) -> Finding | None:
         start = "no step" if place is None else "the start"
         return Finding(name, f"the first weights are those of {start}")
     if first != place and place < len(expected) and drawn:
-        return Finding(*wrong_start(whole, place, first))
+        what = f"the weights are those of {place} steps, the samples those of"
+        if first is None:
+            return Finding("another order after resume", f"{what} no step of the uninterrupted run")
+        return Finding("order restarts" if first < place else "step skipped", f"{what} step {first + 1}")
     both = range(min(len(whole.steps) - place, len(again.steps)))
     found = next(filter(None, (in_step(whole, again, place, k) for k in both)), None)
     files = inside.of_saved(whole, again, place, "file differs after resume")
@@ -181,42 +181,30 @@ def follow(whole, again) -> Finding | None:
 
 def in_step(whole, again, place, k) -> Finding | None:
     """Return the first difference of a resume's step `k`, which is step `place` + `k` of the uninterrupted run."""
-    expected, drawn = whole.in_samples, again.in_samples
+    expected, drawn, chance = whole.in_samples, again.in_samples, again.names("chance")
+    numbered = place + k < len(expected)
+    rows = (expected[place + k], drawn[k]) if numbered else (whole.in_rows[place + k], again.in_rows[k])
     rates = whole.steps[place + k][0]["rates"], again.steps[k][0]["rates"]
-    where, line = f"in step {place + k + 1}", again.steps[k][0]["where"]
-    if place + k < len(expected) and expected[place + k] != drawn[k]:
-        return Finding("another order after resume", f"other samples are drawn {where}", line)
-    rows = whole.in_rows[place + k], again.in_rows[k]
-    if place + k >= len(expected) and rows[0] != rows[1] and all(rows) and not again.names("chance"):
-        return Finding("another order after resume", f"other rows enter the model {where}", line)
-    sums = whole.sums[place + k], again.sums[k]
-    # the last step has changed them in another way
-    if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:
-        return Finding("optimizer not restored", f"the weights differ {where}", line)
-    if any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
-        what = f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
-        return Finding("scheduler not restored" if k else "learning rate not restored", what, line)
-    if found := inside.lost(whole, again, place, k):
-        return found
-    off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
-    if off > EQUAL:
+    sums, where = (whole.sums[place + k], again.sums[k]), f"in step {place + k + 1}"
+    if rows[0] != rows[1] and (numbered or all(rows) and not chance):
+        found = "another order after resume", f"other rows are trained on {where}"
+    elif apart(*(world["weights"] for world in sums))[0] > EQUAL:  # the last step has changed them
+        found = "optimizer not restored", f"the weights differ {where}"
+    elif any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
+        name = "scheduler not restored" if k else "learning rate not restored"
+        found = name, f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
+    elif lost := inside.lost(whole, again, place, k):
+        return lost
+    else:
+        off, name = apart(*(world["gradients"] for world in sums))
+        if not off > EQUAL:
+            return None
         what = f"the gradient of {name} differs {where}"
-        for a, b, lines in (pair for kind in again.names("chance") for pair in shares.alike(again, kind)):
-            what += f"; rank {a} and rank {b} draw the same ({lines[0]})"
-            return Finding("random state of another rank", what, line)
-        chance = "random state not restored" if again.names("chance") else "state not restored"
-        return Finding(chance, what, line)
-    return None
-
-
-def wrong_start(whole, place, first) -> tuple:
-    """Name the difference where the first step has the samples of another step than its weights say."""
-    where = f"the weights are those of {place} steps, the samples those of"
-    if first is None:
-        return "another order after resume", f"{where} no step of the uninterrupted run"
-    if first == place - 1 and whole.steps[first][0]["taken"] != whole.steps[0][0]["taken"]:
-        return "step counted twice", f"{where} step {first + 1}"
-    return "order restarts" if first < place else "step skipped", f"{where} step {first + 1}"
+        found = "random state not restored" if chance else "state not restored", what
+        for a, b, lines in (pair for kind in chance for pair in shares.alike(again, kind)):
+            same = f"{what}; rank {a} and rank {b} draw the same ({lines[0]})"
+            found = "random state of another rank", same
+    return Finding(*found, again.steps[k][0]["where"])
 
 
 def printed(whole, again, place):

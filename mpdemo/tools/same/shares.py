@@ -45,7 +45,7 @@ def of_order(epochs):
     """Yield whether two epochs of a rank have the same order, unless it is that of the numbers."""
     order = sum(epochs[0]["batches"], [])
     repeated = len(epochs) > 1 and epochs[0]["batches"] == epochs[1]["batches"]
-    if repeated and order != sorted(order, key=lambda number: (isinstance(number, str), number)):
+    if repeated and order != sorted(order):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
 
 
@@ -120,8 +120,8 @@ def of_model(many):
         yield Finding("optimizer built before wrapping", what)
 
 
-def of_chance(one, many, kind) -> Finding | str | bool:
-    """Return what ranks with other rows draw alike, or a note that they might, or whether each draws its own.
+def of_chance(one, many, kind) -> Finding | str:
+    """Return what ranks with other rows draw alike, or a note that they might, or an empty text.
 
     What belongs to no row, such as the number of a layer that is left out, one process draws as often as each rank.
     """
@@ -135,17 +135,15 @@ def of_chance(one, many, kind) -> Finding | str | bool:
             where = "" if kind == "augmentation" else (seeded or by_row)[-1]
             return Finding("same random numbers", what, where)
         note = f"rank {a} and rank {b} draw from equal generators, and nothing for a row of its own ({shown(lines)})"
-    return (
-        note or len(drawn) > 1 and all(states for states, _ in drawn) and not any(alike(many, kind, True))
-    )
+    return note
 
 
-def alike(many, kind, equal_rows=False):
-    """Yield two ranks with other rows, or with any, and the lines where they draw from equal states."""
+def alike(many, kind):
+    """Yield two ranks with other rows, and the lines where they draw from equal states."""
     drawn = [rank.drawn(kind)[0] for rank in many.replicas]
     for (a, states), (b, others) in itertools.combinations(enumerate(drawn), 2):
         lines = [line for line in states if states[line] & others.get(line, set())]
-        if lines and (equal_rows or many.steps and many.rows[0][a] != many.rows[0][b]):
+        if lines and many.steps and many.rows[0][a] != many.rows[0][b]:
             yield a, b, lines
 
 
@@ -176,10 +174,8 @@ def of_files(many):
     """Yield what several ranks write."""
     times = Counter(name for rank in many.ranks for name in set(rank.names("file")))
     if twice := sorted(name for name, number in times.items() if number > 1):
-        places = [rank.names("file at") for rank in many.ranks]
-        yield Finding(
-            "same file from every rank", shown(twice), next((p for p in places[-1] if p in places[0]), "")
-        )
+        where = next(note["where"] for note in many.of("file") if note["name"] == twice[0])
+        yield Finding("same file from every rank", shown(twice), where)
 
 
 def of_log(one, many):
@@ -190,14 +186,7 @@ def of_log(one, many):
         if name != other or abs(a - b) <= 2 * half or distance(a, b) <= tolerance(one, many):
             continue
         what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
-        sizes = {
-            len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]
-        }
-        if "loss" not in name.lower():
-            yield Finding("printed metric differs", what)
-        elif len(sizes) > 1 and distance(a, b) < 0.01:
-            yield Finding("printed mean of means", what)
-        else:
-            summed = distance(b, a * len(many.replicas)) < 0.01
-            yield Finding("loss summed" if summed else "loss of one rank", what)
+        summed = distance(b, a * len(many.replicas)) < 0.01
+        loss = "loss summed" if summed else "loss of one rank"
+        yield Finding(loss if "loss" in name.lower() else "printed metric differs", what)
         return

@@ -1,25 +1,19 @@
 """Runs a script with several processes and with one, and says whether it is the same training, and what differs."""
 
 import functools
-import math
-from pathlib import Path
 
 from mpdemo.errors import one_line
 from mpdemo.tools.same import chain, ends, inside, shares
 from mpdemo.tools.same.finding import BY_NATURE, Finding, norm, parted, tolerance
 from mpdemo.tools.same.worlds import refuse
 
-ROWS = ["processes", "steps", "rows per step", "first gradient", "last gradient", "last weights"]
-ROWS += ["learning rate", "messages per step"]
-
 
 class Comparison:
     """A world of several and one process that begins each step with its weights, and what is found between them."""
 
     def __init__(self, watcher, count, many, without):
-        self.watcher, self.many, self.without = watcher, many, set(without)
+        self.many, self.without = many, set(without)
         self.findings, self.compared = [], False
-        self.links_only = ""  # why only the ranks are compared with each other
         self.given = False  # whether one process was given the samples of the several
         weights = sorted(map(str, many.notes.glob("*.weights")))
         self.run = functools.partial(watcher.run_new, count, without=self.without, forced=weights)
@@ -28,42 +22,36 @@ class Comparison:
             # some scripts end at once where they don't see two GPUs
             self.run = functools.partial(self.run, devices=many.processes)
             self.one = self.run()
-        self.reason = only_watched(watcher, self.one)
-        if not self.reason:
-            refuse(self.one)
-            many.cut = inside.cut(self.one, many)
-            self.reason = incomparable(self.one, many)  # why nothing can be said
-            for world in (self.one, many) if many.cut else ():
-                world.leave_out(many.cut)
-        if not self.reason:
-            self.compare()
-        elif many.cut and (failed := ends.of_end(many)):
-            self.findings = [failed]
-
-    def compare(self):
-        """Look at the rows and the ends of the ranks, then follow the chain."""
-        one, many = self.one, self.many
+        self.reason = only_watched(watcher, self.one)  # why nothing can be said, or of the ranks alone
+        if self.reason:
+            return
+        refuse(self.one)
+        many.cut = inside.cut(self.one, many)
+        for world in (self.one, many) if many.cut else ():
+            world.leave_out(many.cut)
+        self.reason, failed = incomparable(self.one, many), ends.of_end(many)
         if alone := shares.not_distributed(many):
             self.findings = [alone]
-            return
-        self.findings += shares.of_data(one, many)
-        if failed := ends.of_end(many):
-            self.findings = self.findings or [failed]
-            if failed.name == "fails with several" and (reason := only_watched(self.watcher, many)):
+        elif self.reason:
+            self.findings = [failed] if many.cut and failed else []
+        elif failed:
+            self.findings = [*shares.of_data(self.one, many)] or [failed]
+            if failed.name == "fails with several" and (reason := only_watched(watcher, many)):
                 self.findings, self.reason = [], reason
-            return
-        self.findings += shares.of_model(many)
+        else:
+            self.compare()
+
+    def compare(self):
+        """Look at the rows, follow the chain on equal ones, and look at what is sent and written."""
+        many = self.many
+        self.findings += [*shares.of_data(self.one, many), *shares.of_model(many)]
         if all(finding.has("beside") for finding in self.findings):
-            self.give_same_rows()
+            if shares.unequal(self.one.in_samples, many.in_samples):  # then on those of the several
+                self.given = True
+                self.one = self.run(replay={str(self.one.loader): many.batches()})
+                self.one.leave_out(many.cut)
             self.follow()
         self.findings += [*shares.of_messages(many), *shares.of_files(many)]
-
-    def give_same_rows(self):
-        """Where one process draws other samples, run it again on those of the several."""
-        if shares.unequal(self.one.in_samples, self.many.in_samples):
-            self.given = True
-            self.one = self.run(replay={str(self.one.loader): self.many.batches()})
-            self.one.leave_out(self.many.cut)
 
     def follow(self):
         """Follow the chain; then, where it holds, compare what is kept, saved and printed."""
@@ -80,7 +68,7 @@ class Comparison:
             self.findings += [found] if found else [*after(one, many)]
             return
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
-        self.links_only = f"{what}: the ranks are compared with each other, and not with one process"
+        self.reason = f"{what}: the ranks are compared with each other, and not with one process"
         self.findings += [found] if found else []
 
 
@@ -106,14 +94,13 @@ def only_watched(watcher, world) -> str:
 
 def place_of(many, finding) -> str:
     """Return the line where the loader or the optimizer is made that a finding is about."""
-    first = many.ranks[0]
+    first, kind = many.ranks[0], finding.record()["code"][:2]
+    if kind != "S1":
+        return first.first("optimizer at") if kind == "S3" else ""
     which = "taken_at" if finding.name == "no set_epoch" else "line"
     rows = [*(note[which] for note in first.passes(many.loader)), *first.names("loader at")]
     rows += first.names("seeded at")[-1:] * (finding.name == "no sampler")  # what a loop draws by itself
-    rows += [note["where"] for note in first.of("called")]
-    return next(
-        iter({"S1": rows, "S3": first.names("optimizer at")}.get(finding.record()["code"][:2], [])), ""
-    )
+    return next(iter(rows + [note["where"] for note in first.of("called")]), "")
 
 
 def incomparable(one, many) -> str:
@@ -134,18 +121,17 @@ def verdict(watcher, count, many) -> dict:
     """Compare two worlds; what differs by nature is switched off on a second try."""
     found = Comparison(watcher, count, many, watcher.args.without)
     one, chance, notes = found.one, chance_of(found.one, many) - found.without, []
-    drawn = {name: shares.of_chance(one, many, name) for name in sorted(chance)}
+    drawn = [shares.of_chance(one, many, name) for name in sorted(chance)]
     serious = any(not (f.has("chance") or f.has("beside") or f.has("note")) for f in found.findings)
     differs = not found.compared or any(finding.has("chance") for finding in found.findings)
-    if chance and differs and not serious and not found.reason:
+    if chance and differs and not serious:
         without = found.without | chance
         many = watcher.run_new(many.processes, without=without)
         found = Comparison(watcher, count, many, without)
         chance -= {"draws"} - chance_of(found.one, many)  # they were those of dropout
-        own = {name: ": each rank draws its own" * (drawn[name] is True) for name in sorted(chance)}
-        notes = [f"{BY_NATURE[name]}{own[name]}; switched off for the comparison" for name in own]
-    found.findings += [alike for alike in drawn.values() if isinstance(alike, Finding)]
-    notes += [alike for alike in drawn.values() if isinstance(alike, str)]
+        notes = [f"{BY_NATURE[name]}; switched off for the comparison" for name in sorted(chance)]
+    found.findings += [alike for alike in drawn if isinstance(alike, Finding)]
+    notes += [alike for alike in drawn if alike not in ("", *found.findings)]
     return judged(found, notes, watcher.args.strict)
 
 
@@ -159,7 +145,7 @@ def judged(found, notes, strict) -> dict:
     one, many = found.one, found.many
     for finding in found.findings:
         finding.where = finding.where or place_of(many, finding)
-    parts, reason = parted(found.findings, strict), found.reason or found.links_only
+    parts, reason = parted(found.findings, strict), found.reason
     kind = "different" if parts["findings"] else "same" if many.steps and not reason else "unsure"
     if found.given:
         notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
@@ -182,9 +168,6 @@ def not_examined(one, many) -> str:
     longest = max((len(note["batches"]) for note in many.ranks[0].passes(many.loader)), default=0)
     if many.loader is not None and longest > one.order["batches"] and not many.names("whole"):
         found.append(f"batches after number {one.order['batches']} of an epoch")
-    script = Path(many.order["real"], many.order["command"][0])
-    if "hash(" in script.read_text(errors="replace"):
-        found.append("hash() of texts, which is the same in all ranks here, and isn't under torchrun")
     found += sorted(
         f"what {name} looks at" for name in one.names("not examined") | many.names("not examined")
     )
@@ -195,31 +178,23 @@ def not_examined(one, many) -> str:
 
 def table(one, many) -> dict:
     """Return what both worlds did, a row each."""
-    far = farthest(one, many)
-    rows = {name: list(cells) for name, *cells in zip(ROWS, column(one), column(many), strict=True)}
-    return rows | {"largest difference of a gradient": ["", "-" if far == math.inf else f"{far:.1g}"]}
+    columns = column(one), column(many)
+    off = [chain.off_at(one, many, k)[0] for k in inside.steps_of(one, many)]
+    rows = {name: [of_world.get(name, "-") for of_world in columns] for name in columns[not one.steps]}
+    return rows | {"largest difference of a gradient": ["", f"{max(off):.1g}" if any(off) else "-"]}
 
 
-def farthest(one, many) -> float:
-    """Return the largest difference of a gradient in a step; endless where only the weights count, or no step does."""
-    both = range(min(len(one.steps), len(many.steps)))
-    asked = [k for k in both if many.sums[k]["gradients"]]
-    asked = [k for k in asked if not (many.settled(k) or chain.made_alike(one, many, k))]
-    return max((chain.off_at(one, many, k)[0] for k in asked), default=math.inf)
-
-
-def column(world) -> list:
-    """Return what one world did, for each row of the table."""
+def column(world) -> dict:
+    """Return what one world did, by the rows of the table."""
+    found = {"processes": world.processes, "steps": len(world.steps)}
     if not world.steps:
-        return [world.processes, 0, *"------"]
+        return found
     first, last, step = world.sums[0], world.sums[-1], world.steps[-1][0]
-    norms = [first["gradients"], last["gradients"], last["weights"]]
-    rate = "by hand" if world.names("by hand") else f"{step['rates'][0]:.6g}"
-    return [
-        world.processes,
-        len(world.steps),
-        world.in_rows[0].total() or "not seen",
-        *(f"{norm(sketches):.6g}" if sketches else "-" for sketches in norms),
-        rate,
-        str(sum(step["calls"].values())),  # those of DDP and FSDP as well
-    ]
+    return found | {
+        "rows per step": world.in_rows[0].total() or "not seen",
+        "first gradient": f"{norm(first['gradients']):.6g}",
+        "last gradient": f"{norm(last['gradients']):.6g}",
+        "last weights": f"{norm(last['weights']):.6g}",
+        "learning rate": "by hand" if world.names("by hand") else f"{step['rates'][0]:.6g}",
+        "messages per step": str(sum(step["calls"].values())),  # those of DDP and FSDP as well
+    }

@@ -46,25 +46,26 @@ class Watcher:
         self.pipe, theirs = Pipe()
         words = map(str, (theirs.fileno(), self.home, family.__file__))
         command = [self.args.python, "-m", "mpdemo_watcher.serve", *words]
-        place = {
-            "env": kept,
-            "cwd": Path(__file__).parent,
-            "pass_fds": [theirs.fileno()],
-            "start_new_session": True,
-        }
         try:
             with open(self.home / "errors", "w") as errors, theirs:
-                files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
-                self.server = subprocess.Popen(command, **files, **place)
+                self.server = subprocess.Popen(
+                    command,
+                    env=kept,
+                    cwd=Path(__file__).parent,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors,
+                    stderr=errors,
+                )
             self.versions = self.answer(IMPORT, "loading PyTorch")  # of the reader's environment
-        except UserError:
+        except BaseException as error:
             last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
             self.__exit__()
+            if not isinstance(error, UserError):
+                raise
             what = f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
             raise UserError(what) from None
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_):
@@ -75,17 +76,15 @@ class Watcher:
                 self.server.wait()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def answer(self, seconds, doing, notes=None):
+    def answer(self, seconds, doing):
         """Return the server's next answer; meanwhile a terminal shows what is done, in one line."""
         start, found = time.monotonic(), None
         with Progress() as progress, contextlib.suppress(EOFError, OSError):
             while found is None and time.monotonic() < start + seconds:
                 if self.pipe.poll(0.5):
                     found = self.pipe.recv()
-                elif progress.is_seen:
-                    steps = notes.read_bytes().count(b'"kind": "step"') if notes and notes.exists() else 0
-                    text = f"{doing}, {steps} steps" if notes else doing
-                    progress(f"{text}, {time.monotonic() - start:.0f} s")
+                else:
+                    progress(f"{doing}, {time.monotonic() - start:.0f} s")
         if found is None:
             if number := self.ended():
                 what = f"{signal.Signals(abs(number)).name} has ended the process that starts the ranks"
@@ -111,13 +110,14 @@ class Watcher:
         notes.mkdir()
         if not folder:
             self.mirror(Path("/"), run)
-        words = [
-            re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word)
-            for word in (self.args.script if folder else self.begin)
-        ]
+        words = self.args.script if folder else self.begin
+
+        def number(found):
+            return str(processes if found[1] == "n" else int(found[1]) // processes)
+
         order = {
             "processes": processes,
-            "command": [word.replace("{n}", str(processes)) for word in words],
+            "command": [re.sub(r"\{(n|\d+)\}", number, word) for word in words],
             "epochs": epochs,
             "batches": self.args.batches,
             "cwd": f"{run}{self.real}",
@@ -136,8 +136,7 @@ class Watcher:
             **given,
         }
         self.pipe.send(order)
-        doing = f"{processes} process{'es' * (processes > 1)}"
-        return World(notes, order, self.answer(100 * self.args.timeout, doing, notes / "0.jsonl"))
+        return World(notes, order, self.answer(100 * self.args.timeout, f"processes: {processes}"))
 
     def run_new(self, processes, **options) -> World:
         """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder.
@@ -149,7 +148,8 @@ class Watcher:
         if world.names("by hand") and world.ranks[0].of("start")[1:]:
             self.climbs = True
             world = self.run(processes, **options)
-        found = world.names("new") | (set() if world.steps else world.names("read"))
+        found = {note["name"] for note in world.of("file") if note["new"]}
+        found |= set() if world.steps else world.names("read")
         before = {path for name in found for path in self.of_before(name)} - self.hidden - self.needed
         if not before:
             return world
@@ -163,14 +163,11 @@ class Watcher:
 
     def of_before(self, name):
         """Yield what lies in the reader's folder in the place of a file that the script writes, and its neighbours."""
-        path = Path(os.path.normpath(self.real / name))
-        if path.parent == self.real or not path.is_relative_to(self.real):
-            yield from [path] if path.exists() else []
-        else:
+        path = top = Path(os.path.normpath(self.real / name))
+        if path.is_relative_to(self.real):
             top = self.real / path.relative_to(self.real).parts[0]
-            yield from (
-                other for other in top.rglob("*") if other.suffix == path.suffix and other.is_file()
-            )
+        others = (top, *top.rglob("*"))
+        yield from (other for other in others if other.suffix == path.suffix and other.is_file())
 
     def mirror(self, real, place):
         """Make a folder of links to the reader's files, and real folders down to the script: its own ``..`` work."""

@@ -20,13 +20,13 @@ OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 class Rank:
     """What one rank did, by kind of note."""
 
-    def __init__(self, folder, rank):
+    def __init__(self, folder, rank, status=0):
         files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err")]
         texts = [file.read_text(errors="replace") if file.exists() else "" for file in files]
         notes, self.out, self.err = texts
         # the last may be cut
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]
-        self.steps, self.number = self.of("step"), rank
+        self.steps, self.number, self.status = self.of("step"), rank, status
         self.shapes = dict(item for note in self.of("start") for item in note["shapes"].items())
 
     def of(self, kind) -> list:
@@ -55,7 +55,8 @@ class Rank:
     def error(self) -> str:
         """Return what an exception said, or the last line of errors that is neither indented nor PyTorch's warning."""
         lines = [line for line in self.err.splitlines() if line.strip() and line[0] not in " ["]
-        return next((note["said"] for note in self.of("failed") if note["said"]), next(reversed(lines), ""))
+        said = [note["said"] for note in self.of("failed") if note["said"]]
+        return [*said, *lines[::-1], f"exit status {self.status}"][0]
 
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
@@ -74,12 +75,10 @@ class World:
         self.notes, self.order, self.processes = notes, order, order["processes"]
         self.folder = Path(order["folder"])
         self.how, self.statuses = answer["how"], answer["statuses"]
-        self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
+        self.ranks = [Rank(notes, rank, self.statuses.get(rank)) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
         self.shared = [
-            sum(
-                map(list, rank.names("tensor") + rank.names("shares") + stages(self.ranks, rank.number)), []
-            )
+            sum(map(list, rank.names("shares") + stages(self.ranks, rank.number)), [])
             for rank in self.ranks
         ]
         self.cut = []  # names of parameters of which a rank has another shape than one process
@@ -114,25 +113,20 @@ class World:
         self.shared = [[k for k, other in enumerate(rows) if other == own] for own in rows]
 
     @functools.cached_property
-    def failed(self) -> tuple:
-        """The rank that failed by itself, if one did, else one that lost its partner, and its error."""
-        found = [
-            (rank, self.ranks[rank].error() or f"exit status {status}")
-            for rank, status in self.statuses.items()
-            if status
-        ]
-        own = [(rank, line) for rank, line in found if not OF_OTHERS.search(line)]
-        return next(iter(own + found), (0, ""))
+    def failed(self) -> Rank | None:
+        """The rank that failed by itself, if one did, else one that lost its partner."""
+        found = (rank for rank in self.ranks if rank.status)
+        return min(found, key=lambda rank: bool(OF_OTHERS.search(rank.error())), default=None)
 
     @property
     def error(self) -> str:
         """What a failed rank says, or an empty text."""
-        return self.failed[1]
+        return self.failed.error() if self.failed else ""
 
     @property
     def error_line(self) -> str:
         """The line of the reader's files in which that rank failed."""
-        return next((note["where"] for note in self.ranks[self.failed[0]].of("failed")), "")
+        return next((note["where"] for note in self.failed.of("failed")), "") if self.failed else ""
 
     @functools.cached_property
     def sums(self) -> list:
@@ -190,6 +184,11 @@ class World:
         return min((note["steps"] for note in self.of("kept")), default=0)
 
     @property
+    def has_saved(self) -> bool:
+        """Whether it has written a file when a step was made, or begun."""
+        return any(note["trained"] for note in self.of("file"))
+
+    @property
     def tied(self) -> list:
         """The names of parameters that are one."""
         return next((note["tied"] for note in self.ranks[0].of("start")[::-1]), [])
@@ -237,8 +236,8 @@ class World:
         """Return how many batches a step has."""
         steps = [ranks[0] for ranks in self.steps]
         known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
-        apart = [b - a for a, b in zip(known[1:], known[2:], strict=False)]
-        return max([1, *(apart or known[1:])])
+        drawn = [b - a for a, b in itertools.pairwise(known)]
+        return max([1, *(drawn[1:] or drawn)])  # those before the first step may have been skipped
 
 
 def stages(ranks, number) -> list:

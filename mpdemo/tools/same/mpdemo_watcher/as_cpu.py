@@ -16,13 +16,12 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from . import private_torch
+from . import private_torch, sketch
 from .notes import ORDER, note_once
 
 REAL = torch.device
 CPU = REAL("cpu")
 GIB = 2**30
-TYPES = "Float Double Half BFloat16 Long Int Short Byte Bool"
 DRAWS = {*vars(nn.init), "random_", "bernoulli_"}  # what fills a tensor, by chance or not
 
 
@@ -76,9 +75,7 @@ def draw_whole(function, tensor, *args, **options):
     """Draw a sharded tensor as GPUs do, where all ranks draw the whole of it."""
     full = torch.empty(tensor.shape, dtype=tensor.dtype)
     function(full, *args, **options)
-    shape, offset = private_torch.part_of(tensor.shape, tensor.device_mesh, tensor.placements)
-    part = tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
-    tensor.to_local().copy_(full[part])
+    tensor.to_local().copy_(full[sketch.slices_of(tensor)])
     return tensor
 
 
@@ -142,16 +139,17 @@ def replace_cuda(devices):
     rank = int(os.environ["LOCAL_RANK"])
     for name, value in {"is_available": True, "is_bf16_supported": True, "device_count": devices}.items():
         for_the_script(cuda, name, returning(value))
-    of_device = {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0}
     answers = {
-        "get_device_properties": SimpleNamespace(**of_device, multi_processor_count=100),
+        "get_device_properties": SimpleNamespace(
+            name="CPU", total_memory=80 * GIB, major=9, minor=0, multi_processor_count=100
+        ),
         "memory_stats": {},
         "current_device": rank,
         "get_device_name": "CPU",
         "get_device_capability": (9, 0),
-        "get_arch_list": [],
         "mem_get_info": (80 * GIB, 80 * GIB),
-        "memory_summary": "",
+        "get_rng_state": torch.get_rng_state(),  # a GPU's own: nothing is drawn from it here
+        "get_rng_state_all": [torch.get_rng_state()] * devices,
     }
     for name in set(functions_of(cuda)) - {"cudart"}:
         setattr(cuda, name, returning(answers.get(name, 0)))
@@ -162,15 +160,8 @@ def replace_cuda(devices):
         )
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, returning(None))
-    for name in TYPES.split():
-        setattr(cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     cuda.Event = cuda.Stream = Stream
-    cuda.device = cuda.stream = lambda *_: contextlib.nullcontext()
-    cuda.current_stream = cuda.default_stream = lambda *_: Stream()
-    cuda.get_rng_state, cuda.get_rng_state_all = (
-        (lambda *_: torch.get_rng_state()),
-        (lambda: [torch.get_rng_state()]),
-    )
+    cuda.device = cuda.stream = cuda.current_stream = cuda.default_stream = lambda *_: Stream()
     private_torch.forget_driver(returning(None))
 
 
@@ -232,13 +223,13 @@ def averaging(function):
     @functools.wraps(function)
     def reduced(*args, **options):
         given = signature.bind(*args, **options).arguments
-        if given.get("op") != dist.ReduceOp.AVG:
-            return function(*args, **options)
-        function(**given | {"op": dist.ReduceOp.SUM, "async_op": False})
-        written = next(iter(given.values()))
-        written.div_(dist.get_world_size(given.get("group")))
-        done = SimpleNamespace(wait=returning(True), is_completed=returning(True))
-        return done if given.get("async_op") else None
+        if given.get("op") == dist.ReduceOp.AVG:
+            given["op"], size = dist.ReduceOp.SUM, dist.get_world_size(given.get("group"))
+            if "input" in given:
+                given["input"] = given["input"] / size
+            else:
+                given["tensor"].div_(size)
+        return function(**given)
 
     return reduced
 

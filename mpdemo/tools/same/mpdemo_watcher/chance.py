@@ -9,7 +9,6 @@ import functools
 import inspect
 import random
 import re
-import sys
 
 import torch
 
@@ -23,10 +22,8 @@ from torch.overrides import TorchFunctionMode
 from . import private_torch
 from .notes import ORDER, here, note, note_line, note_once, now
 
-DROPOUT = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 # Function -> what it draws by chance, and the argument that switches it off.
-SWITCHES = dict.fromkeys(DROPOUT.split(), ("dropout", "training"))
-SWITCHES |= {
+SWITCHES = {name: ("dropout", "training") for name in dir(functional) if "dropout" in name} | {
     "scaled_dot_product_attention": ("dropout", "dropout_p"),
     "batch_norm": ("batchnorm", "training"),
 }
@@ -132,7 +129,7 @@ class Draws(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         off = "draws" in ORDER["without"]
-        if sys._getframe(1).f_code.co_name == "random_vectors":  # of our own sketches
+        if now.inside:  # of our own sketches
             return function(*args, **kwargs)
         # the rows stay, in some order
         looks = now.states and not now.steps and not off and name != "randperm"
@@ -169,7 +166,7 @@ def draw_by_row(found, rows, method, name, args, kwargs):
     if name == "random_" or name.startswith("randint"):
         numbers = [number for number in args if type(number) is int]
         numbers += [kwargs[key] for key in ("low", "high") if key in kwargs]
-        args = (found, *([0] if name != "random_" and len(numbers) == 1 else []), *numbers)
+        args = (found, *numbers)
     elif not name.endswith("_") and name != "bernoulli":
         args = (found,)
     named = {key: value for key, value in kwargs.items() if name.endswith("_") and key != "generator"}

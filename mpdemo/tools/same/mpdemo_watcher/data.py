@@ -7,16 +7,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from . import chance, private_torch
-from .notes import ORDER, before, finish, here, note, note_once, now, number_of, takes_one
+from .notes import ORDER, before, calling, finish, here, note, note_once, now, number_of, takes_one
 from .rows import rows_of
 
 MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
 WARM_UP = 16  # times as many batches at most, while a learning rate rises
-loaders, datasets, fetchers, passes = [], {}, set(), collections.Counter()
+loaders, datasets, fetchers, passes = {}, {}, set(), collections.Counter()
 lines = {}  # by id of a loader: where it was made
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
-taken = collections.Counter()  # batches of each pass over a loader
 
 
 class Noted:
@@ -26,9 +25,8 @@ class Noted:
         self.sampler, self.dataset = sampler, loader.dataset
         self.in_batches = loader.batch_sampler is not None
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
-        if kind not in loaders:  # many scripts build a new loader for each epoch
-            loaders.append(kind)
-        self.key, self.number, self.line = loaders.index(kind), 0, lines.get(id(loader), "")
+        self.key = loaders.setdefault(kind, len(loaders))  # many scripts build a new loader for each epoch
+        self.number, self.line = 0, lines.get(id(loader), "")
 
     def __len__(self):
         return len(self.sampler)  # the script may compute a schedule from it; `take` ends the epoch
@@ -97,15 +95,14 @@ def watch():
         try:
             batch = next_batch(iterator)
         except StopIteration:
-            key = getattr(sampler, "key", None)
-            note("end of data", number=number, where=here(), loader=key)
+            if iterator is now.trained_on:  # the other ranks have no more, either
+                calling("end of data", f"batch {number}")
             raise
-        now.update(batch=[], loaded=True)
+        now.batch = []
         if now.iterator is not iterator:
             now.iterator, now.epoch = iterator, now.epoch + 1
         if isinstance(sampler, Noted):
-            now.read_from = (sampler.key, sampler.number)
-            taken[now.read_from] += 1
+            now.read_from = sampler.key, sampler.number, number + 1
         if "draws" in ORDER["without"]:
             now.update(batch=rows_of(batch), draws=0)
             chance.seed(1 + now.steps)
@@ -137,17 +134,17 @@ def fetch(function, off):
 
     def watched(fetcher, index):
         before, now.states = chance.states(), None
-        if not off or not fetcher.auto_collation:
-            batch = noted_fetch(function, fetcher, index)
-            if chance.states() != before:
-                note_once("chance", "augmentation")
-            return batch
-        data = []
-        for number in index:
-            chance.seed(hash(number) % 2**32)
-            data.append(fetcher.dataset[number])
-        chance.restore(before)
-        return fetcher.collate_fn(data)
+        if off and fetcher.auto_collation:
+            data = []
+            for number in index:
+                chance.seed(hash(number) % 2**32)
+                data.append(fetcher.dataset[number])
+            chance.restore(before)
+            return fetcher.collate_fn(data)
+        batch = noted_fetch(function, fetcher, index)
+        if chance.states() != before:
+            note_once("chance", "augmentation")
+        return batch
 
     return watched
 

@@ -16,12 +16,10 @@ from .notes import ORDER, before, here, note_once, now
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-CHANGES = ["open", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "shutil.rmtree"]
-CHANGED = dict.fromkeys(CHANGES, slice(1)) | {
-    "os.symlink": slice(1, 2),
-    "os.rename": slice(2),
-    "os.link": slice(2),
-}
+# event: which of its arguments are paths that it changes
+CHANGED = dict.fromkeys(["os.rename", "os.link"], slice(2)) | {"os.symlink": slice(1, 2)}
+ONE = ["open", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "shutil.rmtree"]
+CHANGED |= dict.fromkeys(ONE, slice(1))
 CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".metadata", ".distcp")
 
 
@@ -32,28 +30,18 @@ def watch():
     def hook(event, args):
         if inside or event not in CHANGED:
             return
-        if event == "open" and (isinstance(args[0], int) or not args[2] & WRITES):
-            if str(args[0]).endswith(CHECKPOINTS) and os.path.abspath(args[0]).startswith(folder):
-                note_once("read", os.path.relpath(args[0], ORDER["cwd"]))
+        given = [path for path in args[CHANGED[event]] if not isinstance(path, int)]
+        paths = [os.path.abspath(os.fsdecode(path)) for path in given]
+        if event == "open" and not args[2] & WRITES:
+            if paths and paths[0].startswith(folder) and paths[0].endswith(CHECKPOINTS):
+                note_once("read", os.path.relpath(paths[0], ORDER["cwd"]))
             return
         inside.append(event)
         try:
-            paths = [
-                os.path.abspath(os.fsdecode(path))
-                for path in args[CHANGED[event]]
-                if not isinstance(path, int)
-            ]
             for path in paths:
                 make_own(folder, path) if path.startswith(folder) else refuse_or_allow(path)
-            if event in ("open", "os.rename") and paths[-1].startswith(folder):
-                note_once("file", os.path.relpath(paths[-1], ORDER["cwd"]))
-                note_once("file at", here())
-                if now.steps or now.open:  # what is written before a step is no checkpoint
-                    note_once("checkpoint", paths[-1])
-                    with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
-                        os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
-                if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued
-                    note_once("new", os.path.relpath(paths[-1], ORDER["cwd"]))
+            if event in ("open", "os.rename") and paths and paths[-1].startswith(folder):
+                wrote(paths[-1], event == "os.rename" or args[2] & os.O_TRUNC)
         finally:
             inside.pop()
 
@@ -68,15 +56,22 @@ def watch():
         before(safetensors.torch, "save_file", announce)
 
 
+def wrote(path, new):
+    """Note a file that is written, whether it is new, and whether it may be a checkpoint: after a step has begun."""
+    trained = bool(now.steps or now.weights)
+    name = os.path.relpath(path, ORDER["cwd"])
+    note_once("file", name, where=here(), new=bool(new), trained=trained)
+    if trained:
+        with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
+            os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
+
+
 def has_saved_twice() -> bool:
     """Whether the run has made twice the steps to its first file, and as many more as its order says."""
-    if not ORDER["beyond"]:
+    first = f"{ORDER['notes']}/first-file"
+    if not ORDER["beyond"] or not os.path.islink(first):
         return False
-    try:
-        first = int(os.readlink(f"{ORDER['notes']}/first-file"))
-    except FileNotFoundError:
-        return False
-    return now.steps == 2 * first + ORDER["beyond"]
+    return now.steps == 2 * int(os.readlink(first)) + ORDER["beyond"]
 
 
 def refuse_or_allow(path):

@@ -89,7 +89,8 @@ def averages_over(size):
 def split(module, device_mesh=None, *_, **__):
     """Note which ranks share their samples."""
     if device_mesh is not None:
-        note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
+        note_once("shares", tuple(device_mesh.mesh.flatten().tolist()))
+        note_once("wrapped", "tensor parallel")
 
 
 def arranged(_, mesh_shape, *, mesh_dim_names=None, **__):
@@ -109,7 +110,7 @@ def spawn(fn, args=(), nprocs=1, join=True, **_):
     begin = dist.init_process_group
 
     def init(backend=None, *_, init_method=None, store=None, **options):
-        os.environ.update(ORDER["address"])  # the script may have chosen an address of its own
+        os.environ.update(ORDER["place"])  # the script may have chosen an address of its own
         return begin(backend, **options)
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init

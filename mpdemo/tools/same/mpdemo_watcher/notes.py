@@ -16,30 +16,53 @@ from types import SimpleNamespace
 ORDER = {}  # what is run, how much of it, and where the notes are written
 LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python")
 HERE = os.path.dirname(os.path.abspath(__file__))
-MOST = 3000  # calls that are written down, each before it is made
 
-# Where this rank is, and what it has noted in its round: from a forward pass to the next one after a step.
-# Numbers: steps, epochs (how often a loader has begun), how deep in hooks, modules and backward passes it is, passes
-# so far, random numbers outside of a model, draws by row, steps of schedulers, calls that others make, the optimizer
-# that stepped.
-COUNTS = "steps epoch inside depth backward backwards chances draws scheduled made optimizer last_rate"
-# Whether the round has begun, a step lies in a backward pass, a wrapper was entered, the learning rate rises, a
-# scheduler has still to act, a loader has given a batch.
-FLAGS = "open early entered rising waiting loaded"
-# Optimizers that step; the hashes of the batch's rows, of the running call's, of all calls' and of those without
-# training; backward passes; learning rates.
-LISTS = "stepping batch row rows eval_rows parts rates"
+
+def new_round() -> dict:
+    """Return what is noted of a step, empty: it lasts from a forward pass to the next one after an update."""
+    return dict(
+        weights={},  # sketches, as the three below; none before the round has begun
+        gradients={},  # that the step uses
+        averaged={},  # as the last backward pass has left them
+        rows=[],  # for each call of a model the hashes of its rows
+        parts=[],  # backward passes
+        rates=[],  # of the optimizers
+        scheduled=0,  # steps of schedulers
+        early=False,  # whether the step lies in a backward pass
+        entered=False,  # whether a wrapper was called
+        sent="",  # the line of the last collective before the first backward pass
+    )
+
+
+# where this rank is
 now = SimpleNamespace(
-    **dict.fromkeys(COUNTS.split(), 0),
-    **dict.fromkeys(FLAGS.split(), False),
-    **{name: [] for name in LISTS.split()},
-    **{name: {} for name in ("weights", "gradients", "averaged")},  # sketches
-    **{name: set() for name in ("stepped", "seen_rates", "whole")},  # parameters; rates; loaders
-    read_from=(None, 0),  # of which loader's samples its last batch is, in which pass over them
-    **dict.fromkeys(("iterator", "states")),  # over the loader; of the random numbers
-    sent="",
+    **new_round(),
+    steps=0,
+    backwards=0,  # passes so far
+    epoch=0,  # how often a loader has begun
+    iterator=None,  # over the loader
+    trained_on=None,  # the iterator whose batches a backward pass has used
+    # the last batch of numbered samples: its loader, the pass over it, and its number there
+    read_from=(None, 0, 0),
+    whole=set(),  # loaders whose epochs are not cut
+    inside=0,  # how deep in hooks, modules and backward passes it is
+    depth=0,
+    backward=0,
+    stepping=[],  # optimizers that step
+    stepped=set(),  # parameters that were updated in this round
+    optimizer=0,  # the number of the one that has stepped last, and its line
     where="",
-    drawing="draws",  # lines of the last collective and step; what is drawn
+    seen_rates=set(),
+    last_rate=float("inf"),
+    rising=False,  # the learning rate
+    waiting=False,  # for a scheduler that has still to act
+    states=None,  # of the random numbers, while they are watched
+    drawing="draws",  # what for
+    chances=0,  # random numbers outside of a model
+    draws=0,  # by row
+    batch=[],  # the hashes of the batch's rows, of the running call's, and of calls without training
+    row=[],
+    eval_rows=[],
 )
 now.update = vars(now).update
 
@@ -49,9 +72,9 @@ def note(kind, **what):
 
 
 @functools.cache
-def note_once(kind, name):
+def note_once(kind, name, **more):
     """Write a note the first time."""
-    note(kind, name=name)
+    note(kind, name=name, **more)
 
 
 def number_of(known, thing) -> int:
@@ -155,9 +178,7 @@ def takes_one() -> bool:
 
 def calling(name, of=""):
     """Write down a call that the other ranks have to make, too, before it is made: it may never return."""
-    now.made += 1
-    if now.made <= MOST:
-        note("call", name=name, of=of, where=here())
+    note("call", name=name, of=of, where=here())
 
 
 def has_ended(status):

@@ -10,29 +10,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import chance, sketch
 from .notes import guarded, here, note, note_once, now, number_of
-from .private_torch import number_of_storage, tensors_in
+from .private_torch import tensors_in
 
-RECENT = 8  # results of modules that are known when they enter another one
-WRAPPERS = (DistributedDataParallel,)
 local = sketch.local_part
 begin = []  # what is done before an outermost call
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
-made = {}  # the last storages that modules with weights have returned: no rows of the data
 
 
 def rows_of(given, dim=0) -> list:
     """Return one hash for each row, over all tensors that are as long as the first in the rows' dimension."""
-    tensors = data_in(given, dim)
-    size = len(tensors[0]) if tensors else 0
+    tensors, found = data_in(given, dim), []
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
-    # PyTorch alone may be installed, without NumPy
-    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]
-    wide = [len(view) // max(1, size) for view in views]
-    parts = (
-        [view[row * n : (row + 1) * n] for view, n in zip(views, wide, strict=True)] for row in range(size)
-    )
-    texts = (b"".join([head, *of_row]) for of_row in parts)
-    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+    for of_row in zip(*tensors, strict=True):
+        # PyTorch alone may be installed, without NumPy
+        text = b"".join(string_at(part.data_ptr(), part.nbytes) for part in of_row)
+        found.append(hashlib.blake2b(head + text, digest_size=8).hexdigest())
+    return found
 
 
 def data_in(given, dim) -> list:
@@ -41,13 +34,8 @@ def data_in(given, dim) -> list:
     tensors = [
         t.movedim(dim, 0) for t in tensors if t.dim() > dim and t.numel() and t.layout is torch.strided
     ]
-    tensors = [t.detach().cpu().contiguous() for t in tensors if not t.requires_grad and not is_made(t)]
+    tensors = [t.detach().cpu().contiguous() for t in tensors if not t.requires_grad]
     return [t for t in tensors if len(t) == len(tensors[0])]
-
-
-def is_made(tensor) -> bool:
-    """Whether a module with weights has returned this tensor just now."""
-    return tensor.layout is torch.strided and number_of_storage(local(tensor).untyped_storage()) in made
 
 
 def is_outermost(module) -> bool:
@@ -78,12 +66,10 @@ def watch():
             note_once("wrapped", "FSDP2")
         if not now.steps:
             compare_later(module, (args, options), output)
-        if not now.depth:
-            remember(module, output)
         if outermost:
             chance.drawn()
             now.row = []
-            if now.loaded:
+            if now.iterator is not None:
                 chance.look()
         return output
 
@@ -119,20 +105,7 @@ def meet(module):
     """Know a model by the names of its parameters, and note which line calls it, and whether a wrapper averages it."""
     number = number_of(models, module)
     sketch.meet_model(module, number)
-    note("called", number=number, where=here(), wrapper=type(module) in WRAPPERS)
-
-
-@guarded
-def remember(module, output):
-    """Know what a module has computed with weights: it is no data when it enters another one."""
-    if next(module.parameters(), None) is None:
-        return
-    for leaf in tensors_in(output):
-        if leaf.layout is torch.strided:
-            storage = local(leaf).untyped_storage()
-            made[number_of_storage(storage)] = storage
-    for old in list(made)[:-RECENT]:
-        del made[old]
+    note("called", number=number, where=here(), wrapper=isinstance(module, DistributedDataParallel))
 
 
 def measured(tensors, size) -> list:
@@ -141,7 +114,7 @@ def measured(tensors, size) -> list:
     tensor = next(found, None)
     if tensor is None or hasattr(tensor, "placements") or len(tensor) % size or not tensor.numel():
         return []
-    if len(tensor) != size and tensor.shape[1] == size:  # the batch stands second
+    if len(tensor) != size == tensor.shape[1]:  # the batch stands second
         return []
     flat = tensor.detach().reshape(size, -1).float()
     mixed = flat @ sketch.random_vectors(flat.shape[1], flat.device, flat.dtype)[0]
@@ -154,7 +127,7 @@ def compare_later(module, given, output):
     name = inside.get(id(module))
     if name is None or not now.row:
         return
-    returned = measured(output, len(now.row))
-    if returned:
-        taken, kind = measured(given, len(now.row)), type(module).__name__.removeprefix("FSDP")
-        note("output", module=name, type=kind, rows=now.row, given=taken, returned=returned)
+    if returned := measured(output, len(now.row)):
+        taken = measured(given, len(now.row)) or [[0.0, 0.0]] * len(returned)
+        kind = type(module).__name__.removeprefix("FSDP")
+        note("output", module=name, type=kind, rows=[*zip(now.row, taken, returned, strict=True)])

@@ -36,17 +36,12 @@ def fork(order, rank, port, owner) -> int:
     family.PRCTL(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     owner.close()
     size = order["processes"]
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_PORT": port,
-    }
-    place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-    place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    order["address"] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank)
+    place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
+    place |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
+    order["place"] = {name: str(value) for name, value in place.items()}
+    os.environ.update(order["place"])
     status = 1
     try:
         for place, name in (

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from .notes import before, guarded
 from .private_torch import COMPILED, of_fsdp, part_of
 
-known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
+known, names = {}, {}  # by id: each parameter that was met; its name in the model
 held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
 seen = set()  # ids of those with a gradient in an earlier step
@@ -76,15 +77,18 @@ def place_of(tensor) -> tuple | None:
     ]
     if not all(type(p) is Shard and p.dim < 2 for p in split):
         return None
+    return () if tensor.to_local().shape == tensor.shape else slices_of(tensor)
+
+
+def slices_of(tensor) -> tuple:
+    """Return where this rank's part of a sharded tensor lies in it."""
     shape, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
-    if tuple(shape) == tuple(tensor.shape):
-        return ()
     return tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
 
 
 def name_of(key) -> str:
     """Return a parameter's name in the model, or its number where no model with it has run."""
-    return names.get(key) or f"#{known[key][0]}"
+    return names.get(key) or f"#{list(known).index(key)}"
 
 
 def is_trained(key) -> bool:
@@ -94,7 +98,7 @@ def is_trained(key) -> bool:
 
 def weights(but=()) -> dict:
     """Return the sketches of all that is trained, but of some names."""
-    trained = {name_of(key): parameter for key, (_, parameter) in known.items() if is_trained(key)}
+    trained = {name_of(key): parameter for key, parameter in known.items() if is_trained(key)}
     found = {name: sketch(parameter) for name, parameter in trained.items() if name not in but}
     return {name: values for name, values in found.items() if values}
 
@@ -136,11 +140,12 @@ def meet(parameters):
     """See the gradients of parameters as they arrive, before DDP or the script averages them."""
     for parameter in parameters:
         if id(parameter) not in known and parameter.requires_grad:
-            known[id(parameter)] = len(known), parameter
+            known[id(parameter)] = parameter
             if parameter.is_leaf:
                 parameter.register_post_accumulate_grad_hook(arrived)
 
 
+@guarded
 def arrived(parameter):
     """Note what this rank has computed, before anything averages it; FSDP2 calls this afterwards."""
     if id(parameter) not in reduced:
@@ -171,18 +176,16 @@ def meet_model(model, number):
 
 def watch():
     """Note FSDP2's gradients, which it accumulates and averages itself."""
-    reduce = of_fsdp.foreach_reduce
+    before(of_fsdp, "foreach_reduce", sharded_arrived)
 
-    def noted(fsdp_params, unsharded_grads, *args, **options):
-        for sharded, grad in zip(
-            (param.sharded_param for param in fsdp_params), unsharded_grads, strict=True
-        ):
-            if grad.shape == sharded.shape:  # tensor parallelism hasn't split it, too
-                found, before = sketch(grad), local.get(id(sharded))
-                if before:  # of earlier parts of the batch
-                    found = [found[0], *map(sum, zip(found[1:-1], before[1:-1], strict=True)), ""]
-                local[id(sharded)] = found
-                reduced.add(id(sharded))
-        return reduce(fsdp_params, unsharded_grads, *args, **options)
 
-    of_fsdp.foreach_reduce = noted
+def sharded_arrived(fsdp_params, unsharded_grads, *_, **__):
+    """Note what this rank has computed, before FSDP2 reduces it."""
+    for param, grad in zip(fsdp_params, unsharded_grads, strict=True):
+        key = id(param.sharded_param)
+        if grad.shape == param.sharded_param.shape:  # tensor parallelism hasn't split it, too
+            found, earlier = sketch(grad), local.get(key)
+            if earlier:  # of other parts of the batch
+                found = [found[0], *map(sum, zip(found[1:-1], earlier[1:-1], strict=True)), ""]
+            local[key] = found
+            reduced.add(key)

@@ -15,7 +15,7 @@ written = {}  # by id: a tensor that was written in place outside of modules, ba
 
 def wrote(args):
     """Remember what a call writes in place; within a model its buffers alone."""
-    if not now.steps and not now.open or len(written) > MOST:
+    if not now.steps and not now.weights or len(written) > MOST:
         return
     for tensor in args[0] if isinstance(args[0], list | tuple) else args[:1]:
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel() > 1:
@@ -35,9 +35,9 @@ def storage_of(tensor) -> int:
     return private_torch.number_of_storage(sketch.local_part(tensor).untyped_storage())
 
 
-def found_now() -> tuple:
+def found_now() -> dict:
     """Return buffers and tensors that are shaped as weights, by name, and the lines that wrote these and weights."""
-    trained = [parameter for key, (_, parameter) in sketch.known.items() if sketch.is_trained(key)]
+    trained = [parameter for key, parameter in sketch.known.items() if sketch.is_trained(key)]
     known = [t for p in trained for t in (p, p.grad) if t is not None and t.layout is torch.strided]
     skip, shapes = set(map(storage_of, known)), {p.shape for p in trained}
     found, lines, copies = {}, {}, 0
@@ -58,7 +58,7 @@ def found_now() -> tuple:
             copies += 1
             name = f"tensor {copies} of shape {list(tensor.shape)}"
             found[name], lines[name] = row_of(tensor), line
-    return found, lines
+    return {"state": found, "lines": lines}
 
 
 def row_of(tensor):

@@ -16,14 +16,26 @@ from torch.optim.optimizer import (
 )
 
 from . import as_cpu, chance, data, keep, messages, private_torch, rows, sketch, state
-from .data import taken, trained
+from .data import trained
 from .messages import calls
-from .notes import ORDER, before, calling, finish, guarded, here, note, note_line, note_once, now, number_of
+from .notes import (
+    ORDER,
+    before,
+    calling,
+    finish,
+    guarded,
+    here,
+    new_round,
+    note,
+    note_line,
+    note_once,
+    now,
+    number_of,
+)
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 kept, forced = {}, []  # of each step the weights before it: of this rank, and of all ranks for one process
-OF_STEP = ["weights", "gradients", "averaged", "parts", "rates", "scheduled", "epoch", "backwards"]
-OF_STEP += ["rows", "early", "entered", "sent", "where", "optimizer", "chances"]
+OF_STEP = [*new_round(), "epoch", "backwards", "where", "optimizer", "chances"]
 room = [64 * 2**20]  # bytes of weights that a rank keeps
 
 
@@ -43,9 +55,9 @@ def open_round():
     """Begin a round at a forward pass: the last one is over if it has made a step."""
     if now.stepped or by_hand():
         close_round()
-    if now.open:
+    if now.weights:
         return
-    now.update(open=True, entered=False, sent="", weights=sketch.weights())
+    now.update(weights=sketch.weights(), sent="")
     if ORDER["forced"]:
         force()
     elif room[0] > 0 and ORDER["processes"] > 1:
@@ -55,9 +67,9 @@ def open_round():
 def keep_weights():
     """Keep this rank's part of the weights, for one process that begins its step with them."""
     own = {}
-    for key, (_, parameter) in sketch.known.items():
-        place = sketch.place_of(parameter) if sketch.is_trained(key) else None
-        if place or place is not None and not ORDER["rank"]:
+    for key, parameter in sketch.known.items():
+        place = sketch.place_of(parameter)
+        if sketch.is_trained(key) and place is not None:
             own[sketch.name_of(key)] = place, rows.local(parameter.detach())
     room[0] -= sum(part.nbytes for _, part in own.values())
     if room[0] > 0:  # else no step after this one, either
@@ -69,12 +81,10 @@ def force():
     """Begin a step with the weights of the several ranks: so nothing is carried from step to step, nor grows."""
     if not forced:
         forced.extend(torch.load(file, weights_only=False) for file in ORDER["forced"])
-    found = {sketch.name_of(key): parameter for key, (_, parameter) in sketch.known.items()}
-    for rank in forced:
+    found = {sketch.name_of(key): parameter for key, parameter in sketch.known.items()}
+    for rank in forced[::-1]:  # of what they hold whole, rank 0's counts
         for name, (place, part) in rank.get(now.steps, {}).items():
-            whole = rows.local(found[name].detach()) if name in found else None
-            into = whole[place] if whole is not None and place else whole
-            if into is not None and into.shape == part.shape:
+            if name in found and (into := rows.local(found[name].detach())[place]).shape == part.shape:
                 into.copy_(part)
 
 
@@ -90,7 +100,7 @@ def before_step(optimizer, *_):
     if id(optimizer) not in optimizers:
         number_of(optimizers, optimizer)
         started()
-    if not now.open:
+    if not now.weights:
         open_round()
     now.weights |= sketch.weights(but=now.weights)
     if any(id(p) in sketch.local for p in own):
@@ -104,7 +114,7 @@ def use(own):
 
 def started():
     """Note with what the steps of an optimizer begin."""
-    shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
+    shapes = {sketch.name_of(key): list(p.shape) for key, p in sketch.known.items()}
     made = dist.is_available() and dist.is_initialized()
     handles = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
     note("start", handler=handles, shapes=shapes, distributed=made, tied=sketch.tied)
@@ -143,7 +153,7 @@ def by_hand() -> bool:
     """Whether the script has taken a step without an optimizer: its weights have changed since the round began."""
     if optimizers or ORDER["climbs"] or not now.parts or sketch.weights() == now.weights:
         return False
-    own = [parameter for _, parameter in sketch.known.values()]
+    own = list(sketch.known.values())
     if not now.steps:
         started()
         note_once("by hand", "step")
@@ -157,25 +167,20 @@ def close_round():
     """Write the note of a step."""
     if not now.steps:
         note("untrained", weights=sketch.untrained([model for _, model in rows.models.values()]))
-    if now.seen_rates:
-        now.rising = now.rates[0] > now.last_rate
-    now.last_rate = now.rates[0]
-    drawn = now.read_from, taken[now.read_from]
-    loader, number = (
-        now.read_from if last_drawn.get(now.optimizer) != drawn else (None, 0)
-    )  # a loader that was read before is none
-    last_drawn[now.optimizer] = drawn
+    now.rising, now.last_rate = now.rates[0] > now.last_rate, now.rates[0]
+    loader, number, batches = now.read_from
+    if last_drawn.get(now.optimizer) == now.read_from:  # a batch that was read before is none
+        loader, number = None, 0
+    last_drawn[now.optimizer] = now.read_from
     trained[loader].add(number)
     now.seen_rates.add(tuple(now.rates))
-    step = {name: getattr(now, name) for name in OF_STEP}
-    found, lines = state.found_now()
-    step |= {"local": sketch.of_this_rank(), "state": found, "lines": lines, "calls": calls}
-    note("step", **step, loader=loader, number=number, taken=drawn[1])
+    step = {name: getattr(now, name) for name in OF_STEP} | state.found_now()
+    step |= {"local": sketch.of_this_rank(), "calls": calls, "taken": batches}
+    note("step", **step, loader=loader, number=number)
     calls.clear()
     sketch.seen.update(sketch.local)
     sketch.local.clear()
-    now.update(parts=[], rows=[], gradients={}, averaged={}, rates=[])
-    now.update(scheduled=0, steps=now.steps + 1, open=False, stepped=set(), early=False, weights={})
+    now.update(new_round(), steps=now.steps + 1, stepped=set())
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
     uncut = loader is None or loader in now.whole
@@ -189,21 +194,22 @@ def goes_back():
     note_once("backward", "seen")
     now.rows = now.rows or list(now.eval_rows)
     now.eval_rows.clear()
-    calling("backward", f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else "")
+    now.trained_on = now.iterator
+    batch = f"batch {private_torch.yielded(now.iterator)}" if now.iterator is not None else "a loss"
+    calling("backward", batch)
 
 
 @guarded
 def went_back(tensors, before):
     """Note what a backward pass has left, and what was sent in it."""
     now.backwards += 1
-    now.averaged = sketch.gradients([p for key, (_, p) in sketch.known.items() if key in sketch.local])
+    now.averaged = sketch.gradients([p for key, p in sketch.known.items() if key in sketch.local])
     if not optimizers:
         now.gradients = {}
-        use([parameter for _, parameter in sketch.known.values()])
+        use(list(sketch.known.values()))
     alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
     value = float(rows.local(tensors).detach()) if alone else None
-    part = {"calls": dict(calls - before), "loss": value, "where": here()}
-    part["in_step"] = bool(now.stepping)
+    part = {"calls": dict(calls - before), "loss": value, "where": here(), "in_step": bool(now.stepping)}
     now.parts.append(part)
     if now.stepped:
         close_if_all()
