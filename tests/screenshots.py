@@ -16,7 +16,7 @@ import nbformat
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from labserver import chromium_page, lab, save_picture
 from project import fresh_copy
-from test_notebook_browser import OUTPUT, WAIT, open_notebook
+from test_notebook_browser import IDLE, OUTPUT, WAIT, open_notebook
 
 from mpdemo.paths import root
 
@@ -27,7 +27,6 @@ PICTURES = {  # the notebook, its cells, and what an output says when the pictur
 SETUP = "from mpdemo.notebook.course import check, run"
 # whoever deletes only this gets a verdict
 TO_DELETE = "...  # delete this line when each sample is read once\n"
-IDLE = "text=Python 3 (ipykernel) | Idle"
 MARGIN = 2  # pixels of the page
 SCALE = 1.5  # pixels of the picture for each of the page
 

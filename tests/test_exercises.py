@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import documents
 import nbformat
 import pytest
 from torch.utils.data import DataLoader
@@ -40,7 +41,7 @@ def exercises_of(path) -> dict:
     return {m[1] or m[2]: "".join(output.get("text", "") for output in cell.outputs) for m, cell in cells}
 
 
-@pytest.mark.parametrize("path", sorted((root() / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", documents.notebooks(), ids=lambda path: path.stem)
 def test_every_exercise_stands_in_its_notebook_unanswered_and_in_its_solution(path):
     questions, solutions = exercises_of(path), exercises_of(path.parent / "solutions" / path.name)
     assert set(questions) == set(solutions) == set(exercises(path.name[:2]))

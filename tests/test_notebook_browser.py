@@ -17,6 +17,7 @@ from notebooks import KERNEL, normalise, text_of
 
 pytestmark = NEEDS_CHROMIUM
 WAIT = 120_000  # ms; a busy machine needs a part of it to start a kernel
+IDLE = "text=Python 3 (ipykernel) | Idle"
 OUTPUT = ".jp-OutputArea"
 CANCEL = "button.jupyter-button:has-text('Cancel')"
 
@@ -42,8 +43,8 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(project):
-    with lab(project) as (url, token):
-        yield url, token
+    with lab(project) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def open_notebook(page, server, name, run=False):
     """Open a notebook in a fresh workspace, wait for its kernel, and run all cells if asked."""
     url, token = server
     page.goto(f"{url}/lab/tree/notebooks/{name}?token={token}&reset")
-    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
+    page.wait_for_selector(IDLE, timeout=WAIT)
     if run:
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import documents
 from labserver import CHROMIUM, chromium_page, lab
 from project import fresh_copy
 
@@ -138,7 +139,7 @@ def api_page() -> str:
     """Return the page of the names that notebooks import from mpdemo, by module."""
     imports = re.compile(r"^from (mpdemo[\w.]*) import ([^\n(#]+)", re.M)
     names = {}
-    for file in sorted(root().glob("notebooks/*.ipynb")):
+    for file in documents.notebooks():
         for cell in nbformat.read(file, as_version=4).cells:
             for module, imported in imports.findall(cell.source):
                 for name in re.findall(r"(\w+)(?: as \w+)?", imported):
