@@ -47,7 +47,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        30_840,
+        30_790,
         "is a reader's script the same training on 1 and N processes, does it resume; in CI, too",
     ),
     (

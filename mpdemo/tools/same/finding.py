@@ -96,11 +96,10 @@ def less(a, b) -> dict:
 
 def fit(target, basis) -> tuple:
     """Return the weights by which some sketches make up a target, if any do, and what share of it is left."""
-    columns = [
+    goal, *columns = (
         [x for name, row in target.items() for x in (of.get(name) or [0.0] * len(row))[1:-1]]
-        for of in basis
-    ]
-    goal = [x for row in target.values() for x in row[1:-1]]
+        for of in (target, *basis)
+    )
     size = math.sqrt(sum(x * x for x in goal))
     if len(goal) < len(basis) + 3 or not size or not math.isfinite(size) or not all(map(any, columns)):
         return [], 1.0

@@ -1,5 +1,7 @@
 """What ranks hold and compute besides the chain: modules, frozen weights, buffers, copies, files of tensors."""
 
+import math
+
 from mpdemo.tools.same.finding import EQUAL, Finding, apart, distance, far, norm, shown, tolerance
 
 STATISTICS = ("running_mean", "running_var")  # of BatchNorm, whose ranks are known to differ
@@ -73,7 +75,7 @@ def agree(alone, *ranks) -> bool:
 
 def near(a, b, limit) -> bool:
     """Whether two rows have the same norm and projection."""
-    return max(abs(a[0] - b[0]), abs(a[1] - b[1])) <= limit * max(a[0], b[0], 1e-6)
+    return math.dist(a, b) <= limit * max(a[0], b[0], 1e-6)
 
 
 def other(a, b, limit) -> list:

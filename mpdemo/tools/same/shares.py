@@ -92,7 +92,7 @@ def of_ends(passes):
 def not_shared(many):
     """Return two ranks that have parts of one model or sequence, and draw other samples, if there are any."""
     drawn = [[note["samples"] for note in rank.passes(many.loader)] for rank in many.ranks]
-    pairs = ((min(shared, default=k), k) for k, shared in enumerate(many.shared))
+    pairs = ((min(shared), k) for k, shared in enumerate(many.shared))
     return next(((first, k) for first, k in pairs if drawn[k] != drawn[first]), None)
 
 

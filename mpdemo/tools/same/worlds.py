@@ -78,7 +78,7 @@ class World:
         self.ranks = [Rank(notes, rank, self.statuses.get(rank)) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
         self.shared = [
-            sum(map(list, rank.names("shares") + stages(self.ranks, rank.number)), [])
+            sum(map(list, rank.names("shares") + stages(self.ranks, rank.number)), [rank.number])
             for rank in self.ranks
         ]
         self.cut = []  # names of parameters of which a rank has another shape than one process
@@ -100,7 +100,9 @@ class World:
     @property
     def replicas(self) -> list:
         """The ranks with rows of their own: of those that share theirs, the first."""
-        return [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
+        return [
+            rank for rank, shared in zip(self.ranks, self.shared, strict=True) if rank.number == min(shared)
+        ]
 
     def leave_out(self, cut):
         """Leave out parameters that the script cuts by hand; its ranks with equal rows have parts of one model."""
@@ -141,10 +143,7 @@ class World:
 
     def own(self, k) -> list:
         """Return the gradient that each replica has computed in a step."""
-        parts = [
-            [self.ranks[r].steps[k] for r in set(self.shared[rank.number]) or {rank.number}]
-            for rank in self.replicas
-        ]
+        parts = [[self.ranks[r].steps[k] for r in set(self.shared[one.number])] for one in self.replicas]
         return [whole([r["local"] for r in part], [r["weights"] for r in part]) for part in parts]
 
     def differing(self, k, kind) -> list:

@@ -118,7 +118,7 @@ def measured(tensors, size) -> list:
         return []
     flat = tensor.detach().reshape(size, -1).float()
     mixed = flat @ sketch.random_vectors(flat.shape[1], flat.device, flat.dtype)[0]
-    return [[float(f"{a:.7g}"), float(f"{b:.7g}")] for a, b in zip(flat.norm(dim=1), mixed, strict=True)]
+    return torch.stack([flat.norm(dim=1), mixed], dim=1).tolist()
 
 
 @guarded
