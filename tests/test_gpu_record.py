@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gpu import page
-from gpu.record import list_parts, passed_before
+from gpu.record import END_OF_TESTS, SCRIPTS, STRATEGIES, list_parts, passed_before
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -53,8 +53,18 @@ def read(folder) -> list:
 def small(run_once, tmp_path_factory):
     """The record of everything in small, and the folder with what its parts wrote."""
     folder = tmp_path_factory.mktemp("small")
-    options = ["--on", "cpu", "--missing", "--commit", "abc", "--seconds", "1500", "--out"]
-    done = run_once(RECORD, *options, str(folder / "record.json"), timeout=1550)
+    options = [
+        "--on",
+        "cpu",
+        "--missing",
+        "--out",
+        str(folder / "record.json"),
+        "--commit",
+        "abc",
+        "--seconds",
+        "1500",
+    ]
+    done = run_once(RECORD, *options, timeout=1550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(folder / "record.json") in done.stdout
     return json.loads((folder / "record.json").read_text()) | {"folder": folder / "record-parts"}
@@ -67,10 +77,32 @@ def in_small(test):
 
 @in_small
 def test_everything_runs_in_small_on_a_cpu(small):
-    assert {"device", "torch", "date", "command", "seconds"} <= {*small}
-    assert small["finished"] and small["commit"] == "abc"
+    facts = (
+        "device",
+        "processor",
+        "torch",
+        "cuda",
+        "cudnn",
+        "python",
+        "date",
+        "commit",
+        "command",
+        "seconds",
+    )
+    assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
-    assert list(parts) == [part.name for part in list_parts(True, Path(), 0)]
+    order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
+    order += [
+        "efficiency",
+        "traces",
+        "data_parallel",
+        "train_gpt",
+        "experts",
+        "player",
+        "killed",
+        "predicted",
+    ]
+    assert list(parts) == [*order, *(f"two_{name}" for name in (*SCRIPTS, *STRATEGIES))]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
     assert set(outcomes) == {"passed", "skipped"} and "needs 4 GPUs, 2 here" in outcomes["skipped"]["why"]
@@ -93,9 +125,25 @@ def test_the_parts_of_a_second_record_have_what_is_read_from_them(small):
         "convolution",
     } <= classes
     assert all(row["spread"][0] <= row["fraction"] <= row["spread"][1] for row in rows["efficiency"])
-    cases = ["resnet18-channels_last", "resnet18", "gpt", "gpt-compile"]
-    assert [row["case"] for row in rows["traces"]] == cases
+    assert [row["case"] for row in rows["traces"]] == [
+        "resnet18-channels_last",
+        "resnet18",
+        "gpt",
+        "gpt-compile",
+    ]
     assert all(row["kept"] and (small["folder"] / row["trace"]).exists() for row in rows["traces"])
+    assert len(rows["data_parallel"]) == 2 and all(row["equal"] for row in rows["data_parallel"])
+    assert len(rows["killed"]) == 3 and {row["outcome"] for row in rows["killed"]} == {"passed"}
+    # microbatches, each forward and backward through each block
+    for name, times in (("gpt", 1), ("two_stages", 4)):
+        step = json.loads((small["folder"] / f"player-{name}.json").read_text())
+        marks = [mark for mark, _ in step["marks"]]
+        assert all(marks.count(f"{kind}|{k}") == times for kind in "FB" for k in range(step["layers"] + 1))
+        assert marks.index("B|4") > marks.index("F|4") and marks[-1] == "Optimizer.step#AdamW.step"
+        assert {mark for _, _, mark, _, _ in step["kernels"]} == set(range(len(marks)))
+        # the last change at each address
+        gained = {address: bytes_ for _, address, bytes_ in step["memory"]}
+        assert sum(gained[address] for address in step["gradients"]) >= step["held"]["weights"]
 
 
 @in_small
@@ -115,11 +163,28 @@ def test_each_option_is_added_to_those_before_and_timed(small, name, unit, optio
         assert rows[0]["flops_per_item"] == pytest.approx(formula, rel=0.02)
 
 
+@in_small
+def test_what_was_planned_stands_beside_what_was_measured(small):
+    rows = next(part["rows"] for part in small["parts"] if part["part"] == "predicted")
+    assert [row["model"] for row in rows] == 2 * ["gpt"] + 2 * ["resnet18"]
+    eager, checkpointed = rows[:2]
+    assert 0 < checkpointed["predicted_gib"] < eager["predicted_gib"] and eager["measured_seconds"] > 0
+
+
 def test_what_is_missing_takes_eight_minutes_and_is_what_no_such_gpu_has_passed():
     before = passed_before("NVIDIA H100 PCIe")
     limits = [part.limit for part in list_parts(False, Path(), 4, gpus=1) if part.name not in before]
     assert {"tests", "gpt"} <= before and "efficiency of the trace" in before and sum(limits) <= 480
     assert passed_before("NVIDIA B200") == set()
+
+
+@pytest.mark.nightly
+def test_the_fractions_of_the_roof_are_those_of_the_trace(run_once):
+    files = ["2026-11-27-h100-trace.json.gz", "2026-11-27-4-h100.json"]
+    files = [str(root() / "notebooks/gpu" / name) for name in files]
+    done = run_once("tests/gpu/efficiency.py", "--from-trace", *files, timeout=300)
+    saved = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
+    assert done.stdout == saved.read_text(), done.stderr
 
 
 def test_the_pages_say_what_the_newest_record_shows():
@@ -205,6 +270,23 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
     assert [part["outcome"] for part in parts] == ["passed", outcome, "not started"]
     assert parts[0]["rows"] == [{"said": 1}] and parts[1]["rows"] == [{"said": 2}]
     part.wait(20)  # it ends with the program
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("row", "end", "outcome"), [
+    ("failed", '{"test": "b", "outc', "failed"),
+    ("passed", '{"test": "b", "outc', "cut"),
+    ("passed", END_OF_TESTS, "passed"),
+])  # fmt: skip
+def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path, row, end, outcome):
+    row = {"test": "a", "outcome": row, "seconds": 1.0, "why": "AssertionError"}
+    (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + "\n" + end)
+    done = run_once(
+        RECORD, "--on", "cpu", "--only", "tests", "--out", str(tmp_path / "record.json"), timeout=60
+    )
+    assert done.returncode == (outcome != "passed")
+    (part,) = read(tmp_path)
+    assert part["outcome"] == outcome and part["rows"] == [row] and part["taken_from"] == "gpu.jsonl"
 
 
 @pytest.mark.parametrize(("options", "line"), [

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from record import END_OF_TESTS
 from visible import show_gpus
 from xdist.scheduler import LoadScheduling
 
@@ -37,6 +38,10 @@ class Rows:
             )
         with self.file.open("a") as rows:
             rows.write(json.dumps(row) + "\n")
+
+    def pytest_sessionfinish(self):
+        with self.file.open("a") as rows:
+            rows.write(END_OF_TESTS)
 
 
 def pytest_xdist_make_scheduler(config, log):

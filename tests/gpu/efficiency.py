@@ -1,11 +1,15 @@
 """Measure what fraction of the GPU's roof each class of kernel reaches: a row of JSON per case, as soon as it is known.
 
     python tests/gpu/efficiency.py ROWS
+    python tests/gpu/efficiency.py --from-trace TRACE RECORD     print a record of what a trace of the GPT shows
 
 The roof is the plan's: the longer one of computing and moving, by the data sheet. It counts all scores of an attention,
 of which a causal kernel computes half, and all that an operation is given. On a CPU the fractions mean nothing.
 """
 
+import gzip
+import json
+import re
 import sys
 from functools import partial
 from itertools import pairwise, product
@@ -14,14 +18,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from record import append
-from throughput import DEVICE, ON_GPU
+from throughput import DEVICE, LARGE, ON_GPU, Language, training
 from torch.nn import functional as f
 from torchvision.models import get_model
 
 from mpdemo.errors import error_line
 from mpdemo.measure import paired
+from mpdemo.models.private_torch import FakeTensors
 from mpdemo.predict.counting import size, tensors_in
 from mpdemo.tools.plan.efficiency import AT_BEST, MEMORY
+from mpdemo.tools.plan.gpu_operations import OnGpu
 from mpdemo.tools.plan.gpus import GPUS, named
 from mpdemo.tools.plan.kernels import Kernels
 from mpdemo.tools.plan.roof import kernel_seconds, roof
@@ -42,14 +48,30 @@ MOVING = {  # functions that move more than they compute
     "softmax": lambda x: x.softmax(-1),
     "cross entropy": lambda x: f.cross_entropy(x, torch.zeros(len(x), dtype=torch.long, device=x.device)),
 }
+CLASSES = {  # of a trace -> what the names of its operations, there and on fake tensors, contain
+    "product": "mm$", "attention": "attention", "AdamW, foreach": "_foreach", "copy": "copy|clone", "add": "::add_?$",
+    "layer norm": "layer_norm", "GELU": "gelu", "softmax and loss": "softmax|nll|empty_like|fill", "other": "",
+}  # fmt: skip
+TRACED = 2, 3  # the batch and the steps in the trace of the GPT
 
 
 class Counted(Kernels):
-    """Count what is written in place on lists as well, of which `Kernels` sees no result."""
+    """Note each operation's name as well, and what it writes in place on lists, of which `Kernels` sees no result.
+
+    `products` has the rows, inner places and columns of each matrix product.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.products = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         count, name = len(self.work), func._schema.name
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.names += [name] * (len(self.work) - count)
+        if re.search(CLASSES["product"], name):
+            one, other = tensors_in(args)[-2:]
+            self.products.append((*one.shape, other.shape[1]))
         if len(self.work) > count and result is None:
             read = {id(tensor): tensor.nbytes for tensor in tensors_in(args)}
             written = size([args[place] for place in ((0, 2, 3) if "fused" in name else (0,))])
@@ -142,7 +164,68 @@ def row(name, sizes, precision, layout, found) -> dict:
     return facts | {"fraction": middle, "spread": [low, high]}
 
 
+def by_class(seconds) -> dict:
+    """Add up the seconds of operations by class."""
+    found = dict.fromkeys(CLASSES, 0.0)
+    for name, spent in seconds:
+        found[next(each for each, pattern in CLASSES.items() if re.search(pattern, name))] += spent
+    return found | {"the last six together": sum(list(found.values())[3:])}
+
+
+def products(seconds) -> np.ndarray:
+    """Return the seconds of the matrix products among operations, in order."""
+    return np.array([spent for name, spent in seconds if re.search(CLASSES["product"], name)])
+
+
+def from_trace(trace, record) -> dict:
+    """Return a record of what the kernels in a trace reach, by the class of the operation that launched each."""
+    events = json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]
+    facts = json.loads(Path(record).read_text())
+    names = {
+        event["args"]["External id"]: event["name"] for event in events if event.get("cat") == "cpu_op"
+    }
+    kernels = sorted(
+        (event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"]
+    )
+    spent = [(names[kernel["args"]["External id"]], kernel["dur"] / 1e6) for kernel in kernels]
+    length = len(spent) // TRACED[1]
+    steps = [by_class(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
+    Language.size = LARGE
+    with FakeTensors(), Counted() as counted, OnGpu():
+        step = training(Language(), (), TRACED[0])
+        step.optimizer.param_groups[0]["foreach"] = True  # as on a GPU
+        step()
+        counted.work, counted.names, counted.products = (
+            [],
+            [],
+            [],
+        )  # in the second step the optimizer's states are there
+        step()
+    gpu = named(facts["device"])
+    bests = [(name, at_roof([each], gpu)) for name, each in zip(counted.names, counted.work, strict=True)]
+    least = by_class(bests)
+    sizes = {"model": "gpt", "batch": TRACED[0]} | LARGE
+    rows = [
+        row(name, sizes, "bf16 autocast", "", [least[name] / step[name] for step in steps])
+        for name in least
+    ]
+    of_steps = [products(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
+    for operations in sorted(set(map(np.prod, counted.products))):
+        places = np.array([np.prod(each) == operations for each in counted.products])
+        best, size = products(bests)[places].sum(), counted.products[int(places.argmax())]
+        rows.append(
+            row("product", size, "bf16 autocast", "", [best / times[places].sum() for times in of_steps])
+        )
+    why = f"computed from {Path(trace).name}, without the GPU"
+    part = {"part": "efficiency of the trace", "outcome": "passed", "why": why, "rows": rows}
+    return {name: facts[name] for name in ("device", "driver", "torch", "date", "commit")} | {
+        "parts": [part]
+    }
+
+
 def main():
+    if sys.argv[1] == "--from-trace":
+        sys.exit(print(json.dumps(from_trace(*sys.argv[2:]), indent=1)))
     for name, sizes, precision, layout, function in cases():
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         try:

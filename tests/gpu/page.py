@@ -22,8 +22,7 @@ BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
 def newest(folder=RECORDS) -> dict:
     """Return the newest record, by its name, with parts that only older ones have; none of a removed script.
 
-    A part of a notebook is left out: it names one of an edition that numbered them otherwise. So is what was planned of
-    steps: tests/bench/published.md has it.
+    A part of a notebook is left out: it names one of an edition that numbered them otherwise.
     """
     parts = {}
     for file in sorted(folder.glob("*.json")):
@@ -31,8 +30,7 @@ def newest(folder=RECORDS) -> dict:
         for part in record["parts"]:
             name = part["part"]
             script = re.match(r"(?:two_)?((?:first|train|finetune)_\w+)", name)
-            measured = name != "predicted" and "notebook" not in name
-            there = measured and (not script or (SCRIPTS / f"{script[1]}.py").exists())
+            there = "notebook" not in name and (not script or (SCRIPTS / f"{script[1]}.py").exists())
             if part["outcome"] not in NOT_RUN and there:
                 parts[name] = with_older_rows(part | {"record": file.name}, parts.get(name))
     return record | {"parts": list(parts.values())}
@@ -55,7 +53,7 @@ def with_older_rows(part, older) -> dict:
 
 def key(row) -> str | None:
     """Return what identifies a test, or a variant of a model that was timed; None for any other row."""
-    if "options" in row:
+    if "options" in row and "measured_gib" not in row:  # those of the plan
         return "+".join(sorted(row["options"])) or "eager"
     return row.get("test")
 
@@ -144,6 +142,11 @@ def details(part) -> list[str]:
         name, speed = f"{rows[0]['model']}, batch {rows[0]['batch']}", f"{unit} per second (95 % interval)"
         head = (name, speed, "MFU", "peak memory")
         return ["", *table(head, [throughput(row, unit) for row in rows])]
+    if part["part"] == "predicted" and rows:
+        return [
+            "",
+            *table(("planned and measured", "memory", "planned", "step", "planned"), map(prediction, rows)),
+        ]
     if part["part"] == "memory" and rows:
         ratios = [f"{row['counted'] / row['predicted']:.3f}" for row in rows]
         return [
@@ -179,6 +182,14 @@ def throughput(row, unit) -> tuple:
 def interval(ends, form) -> str:
     """Return the 95 % interval as text; nothing where there were too few rounds for one."""
     return f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends and None not in ends else ""
+
+
+def prediction(row) -> tuple:
+    """Return a variant's memory and time, each as measured and as planned."""
+    times = [f"{1000 * row[key]:.0f} ms" for key in ("measured_seconds", "predicted_seconds")]
+    times[1] += f" ± {row['predicted_spread']:.0%}" if "predicted_spread" in row else ""
+    name = f"{row['model']}, {' + '.join(row['options']) or 'eager'}"
+    return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
 
 
 def efficiency(rows) -> str:

@@ -6,6 +6,7 @@
 
 Each part is a process with a time limit of its own, so that a CUDA error in one spoils no other. The record is written
 anew whenever a part has something to say, so that a cut loses nothing; FOLDER/record-parts has what each part printed.
+Tests that ran just before by ``pytest tests/gpu --junitxml=FOLDER/gpu.xml`` are taken over instead of running again.
 
 A new part is one more line in `list_parts`; its program appends a row of JSON to the file {rows} as soon as it has one,
 or leaves ``summary.json`` with its rows in a folder that is called like the part.
@@ -44,6 +45,9 @@ LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
 ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
 SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
+# the line that conftest.py writes after the rows of a run that was not cut
+END_OF_TESTS = '{"finished": true}\n'
+KILLED = "test_gpu_killed.py"  # these tests are a part of their own
 SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
 
 
@@ -63,19 +67,28 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
         ["-m", "pytest", "-q", "-n", str(at_once), "--timeout", str(120 * many)],
         ROOT / "tests/gpu",
     )
-    tests = [str(here), *(SMALL_TESTS if on_cpu else [])]
+    tests = [str(here), f"--ignore={here / KILLED}", *(SMALL_TESTS if on_cpu else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     parts = [
         Part("tests", 200 * many, [*pytest, *tests, f"--junitxml={files / 'tests.xml'}"]),
+        Part("memory", 100, [str(here / "memory_of_one.py"), "{rows}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
         Part("train_fsdp", 80, [*torchrun, "train_fsdp.py"], files / "scripts"),
         Part("gpt", 120, [str(here / "throughput.py"), "gpt", "{rows}"]),
         Part("resnet", 170, [str(here / "throughput.py"), "resnet", "{rows}"]),
         Part("efficiency", 90, [str(here / "efficiency.py"), "{rows}"]),
-        Part("traces", 100, [str(here / "trace.py"), "{rows}"]),
+        Part("traces", 100, [str(here / "trace.py"), "steps", "{rows}"]),
+        Part("data_parallel", 30, [str(here / "data_parallel.py"), "{rows}"]),
         Part("train_gpt", 60, [*torchrun, "train_gpt.py"], files / "scripts"),
         Part("experts", 40, [*torchrun, "experts.py"], files / "scripts"),
+        Part("player", 50, [str(here / "trace.py"), "player", "{rows}"]),
+        Part("killed", 110, [*pytest, "-rP", str(here / KILLED), f"--junitxml={files / 'killed.xml'}"]),
+        Part(
+            "predicted",
+            60,
+            [str(here / "predicted.py"), "{rows}", f"{files}/gpt.jsonl", f"{files}/resnet.jsonl"],
+        ),
     ]
     if gpus > 1:
         two, rounds = [*torchrun[:-1], "2"], ["2"] if on_cpu else []
@@ -195,7 +208,7 @@ class Record:
 def read_rows(file) -> list:
     """Return the rows of a part's file; the last line may still be being written."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines if line.endswith("\n") and line != END_OF_TESTS]
 
 
 def append(rows, path):
@@ -204,14 +217,20 @@ def append(rows, path):
         file.writelines(json.dumps(each) + "\n" for each in rows)
 
 
-def record(parts, out, facts, environ, seconds=SECONDS) -> bool:
-    """Run the parts one after the other and write the record to `out`; return whether all passed."""
+def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
+    """Run the parts one after the other and write the record to `out`; return whether all passed.
+
+    `before` is a file with the rows of a part "tests" that ran before.
+    """
     adopt_orphans()
     clean_up_on_signals()
     written = Record(out, facts, parts)
     for part in parts:
         entry, left = written.parts[part.name], seconds - (time.monotonic() - written.begin)
-        if left < LEAST:
+        if part.name == "tests" and before and before.exists():
+            outcome = "passed" if END_OF_TESTS in before.read_text() else "cut"
+            entry |= {"outcome": outcome, "taken_from": before.name, "rows": read_rows(before)}
+        elif left < LEAST:
             entry["outcome"] = "no time left"
         else:
             written.run(part, min(part.limit, left), environ)
@@ -271,7 +290,7 @@ def main():
         parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]
     facts |= {"commit": given.commit or commit(), "command": shlex.join(sys.argv)}
     try:
-        passed = record(parts, out, facts, environment(on_cpu), seconds)
+        passed = record(parts, out, facts, environment(on_cpu), seconds, out.with_name("gpu.jsonl"))
         sys.exit(not passed)
     except KeyboardInterrupt:
         sys.exit(130)
