@@ -115,6 +115,7 @@ class Kind(NamedTuple):
     looks: str  # the file with these constants
     changes: list
     spoilt: tuple = ()  # the line before which a loss may be spoilt, and what it is called there
+    loop: str = ""  # the file with the loop, where the script imports it
 
 
 def own(spoilt=()) -> Kind:
@@ -137,7 +138,7 @@ KINDS = {
     "train_single": own(),
     "train_ddp": own(("        optimizer.zero_grad()\n", "loss")),
     "train_fsdp": by_job(("        due = run.look(", "losses")),
-    "finetune_lora": by_job(),
+    "finetune_lora": by_job()._replace(loop="train_fsdp.py"),
     "train_gpt": by_job(),
 }
 # of train_gpt.py, by the number of processes
@@ -204,8 +205,13 @@ class Training:
         return run(self.folder, *prefix, *self.command(name, processes), **how)
 
     def change(self, *changes):
-        """Write the script, in which some texts are changed, as run.py."""
-        change(self.folder / f"{self.name}.py", changes, self.folder / "run.py")
+        """Write the script, in which some texts are changed, as run.py, and the loop that it imports."""
+        loop = self.kind.loop
+        elsewhere = [pair for pair in changes if loop and pair[0] == UPDATE]
+        own = [pair for pair in changes if pair not in elsewhere]
+        change(self.folder / f"{self.name}.py", own, self.folder / "run.py")
+        if loop:
+            change(SCRIPTS / loop, elsewhere, self.folder / loop)
 
     def at(self, step, rank, trouble) -> tuple:
         """Return a change: before the update of a step, this befalls a rank."""
