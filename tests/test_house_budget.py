@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        192_310,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        192_580,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

@@ -8,7 +8,8 @@ from mpdemo.notebook.show import find, show
 
 def test_a_constant_is_shown():
     """The notebooks compare what else is: files, functions, classes and lines, with and without docstrings."""
-    assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
+    title, text = find("notebook/show.py", "LANGUAGES")[:2]
+    assert text.startswith("LANGUAGES = ") and title.startswith("mpdemo/notebook/show.py")
 
 
 @pytest.mark.parametrize(
