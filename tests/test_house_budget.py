@@ -47,7 +47,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        30_790,
+        30_830,
         "is a reader's script the same training on 1 and N processes, does it resume; in CI, too",
     ),
     (
@@ -76,7 +76,7 @@ REST = [
     ),
     (
         "tests",
-        192_580,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        192_600,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

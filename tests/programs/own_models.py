@@ -2,14 +2,18 @@
 
 import math
 from collections import OrderedDict
+from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 
 import torch
-from bench.published_models import UNet3d
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torchvision import models as zoo
+
+# By its path: where tests/bench/bench.py has been imported, `bench` is that module.
+PUBLISHED = run_path(str(Path(__file__).parents[1] / "bench" / "published_models.py"))
 
 
 class Layers(nn.Module):
@@ -404,7 +408,7 @@ def needs_one(width):
 
 
 MODELS = {
-    "unet": lambda: UNet3d((8, 16, 32)),
+    "unet": lambda: PUBLISHED["UNet3d"]((8, 16, 32)),
     "orthogonal": lambda: nn.Sequential(
         nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10)
     ),

@@ -12,7 +12,9 @@ def cut(one, many) -> list:
     """Return the parameters of which any rank has another shape than one process; all, if they have other names too."""
     alone, ranks = one.ranks[0].shapes, [rank.shapes for rank in many.ranks]
     found = [name for name, shape in alone.items() if any(rank.get(name, shape) != shape for rank in ranks)]
-    return [*alone] if found and any(rank.keys() != alone.keys() for rank in ranks) else found
+    other_names = any(rank.keys() != alone.keys() for rank in ranks)
+    nowhere = alone.keys() - set().union(*ranks)  # each stage may count its layers from 0
+    return [*alone] if other_names and (found or nowhere) else found
 
 
 def steps_of(one, many) -> range:

@@ -38,7 +38,8 @@ def of_data(one, many):
         told = many.steps[0][0]["epoch"]  # a loop without a loader tells none
         found = [*of_shares(*(in_epochs if told else (many.rows, "rows", SHARED)))]
         yield from found or of_draws(one, many)
-        yield from of_size(many, one.in_rows, many.in_rows)
+        if any(one.in_rows[0] & rows for rows in many.in_rows):  # else rows are something else there
+            yield from of_size(many, one.in_rows, many.in_rows)
 
 
 def of_order(epochs):

@@ -84,7 +84,8 @@ def force():
     found = {sketch.name_of(key): parameter for key, parameter in sketch.known.items()}
     for rank in forced[::-1]:  # of what they hold whole, rank 0's counts
         for name, (place, part) in rank.get(now.steps, {}).items():
-            if name in found and (into := rows.local(found[name].detach())[place]).shape == part.shape:
+            # .data has no version: the script may go back through what it computed with these weights
+            if name in found and (into := rows.local(found[name].data)[place]).shape == part.shape:
                 into.copy_(part)
 
 
