@@ -4,7 +4,6 @@ import importlib
 import itertools
 import math
 import os
-import socket
 import sys
 import time
 import traceback
@@ -16,6 +15,7 @@ from worlds import FORKS, forked
 
 from mpdemo.labs.meshes import NAMES, SCRIPTS, STEPS, sizes_of, watch
 from mpdemo.labs.meshes import plain as in_rows
+from mpdemo.world.family import held_port
 
 CLIP = torch.nn.utils.clip_grads_with_norm_
 LIMIT = 1e-5  # of each difference, relative: rounding comes to 4e-6, a mistake to 1e-3 and more
@@ -27,10 +27,9 @@ SECONDS = 480  # after which a mesh has hung; two processes may compile for minu
 
 def run_mesh(folder, flags, world, hook=None, scripts=SCRIPTS) -> list:
     """Run train_gpt.py in some processes; return what each has noted. A hook changes it before."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    held = held_port()
+    address, port = held.getsockname()
+    environment = {"WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     given = folder, flags, environment, hook, scripts
     processes = [FORKS.Process(target=run_rank, args=(rank, *given)) for rank in range(world)]
     for process in processes:

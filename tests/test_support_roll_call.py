@@ -14,6 +14,7 @@ from worlds import forked, run_worlds
 from mpdemo.tools.support import env, links, roll_call
 from mpdemo.tools.support.roll_call import nccl_transports, ranges, table, what_is_wrong
 from mpdemo.world.env import World
+from mpdemo.world.family import held_port
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -57,8 +58,8 @@ def call_over_a_path_that_loses(size):
 
 @pytest.mark.parametrize(("size", "wrong"), [(2**20, 1), (4, 0)])
 def test_values_that_are_lost_on_the_way_are_found(tmp_path, size, wrong):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     with ThreadPoolExecutor() as pool:
         runs = []
         for rank in range(2):

@@ -7,10 +7,23 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
 
 PRCTL = ctypes.CDLL(None).prctl
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+
+
+def held_port() -> socket.socket:
+    """Return a socket whose port no other process can get, but rank 0 can listen on; keep it as long as the ranks live.
+
+    A port that is only looked up can be gone when rank 0 has imported PyTorch: any connection of anybody may take it.
+    With SO_REUSEADDR two sockets may have one port as long as one of them listens; PyTorch's store sets it, too.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def adopt_orphans():

@@ -9,11 +9,10 @@ import math
 import os
 import select
 import signal
-import socket
 import sys
 import time
 
-from mpdemo.world.family import PRCTL, adopt_orphans, end_children, reap, send
+from mpdemo.world.family import PRCTL, adopt_orphans, end_children, held_port, reap, send
 from mpdemo.world.processes import be_killed_with_parent, handles
 
 NAME = 15  # PR_SET_NAME
@@ -26,14 +25,13 @@ class Ranks:
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]  # no process has it now
+        self.held = held_port()
         parent, (ready, unready) = os.getpid(), os.pipe()
         for rank in range(job["processes"]):
             pid = os.fork()
             if pid == 0:
                 try:
-                    become_rank(job, rank, port, parent)
+                    become_rank(job, rank, self.held.getsockname()[1], parent)
                 except BaseException as error:
                     print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr, flush=True)
                 finally:  # whatever happens, a child never continues its parent's program

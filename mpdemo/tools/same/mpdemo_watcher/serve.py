@@ -11,7 +11,6 @@ import platform
 import runpy
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -70,10 +69,8 @@ def fork(order, rank, port, owner) -> int:
 
 def world(order, owner) -> dict:
     """Run a world to its end, or as long as it has something new to say; return how it ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [fork(order, rank, port, owner) for rank in range(order["processes"])]
+    held = family.held_port()
+    ranks = [fork(order, rank, held.getsockname()[1], owner) for rank in range(order["processes"])]
     ended, statuses, seen, heard, limit = {}, {}, None, time.monotonic(), order["limit"]
     while len(statuses) < len(ranks) and time.monotonic() < heard + (
         min(limit, GRACE) if statuses else limit
