@@ -20,7 +20,7 @@ COURSE = [
         3_950,
         "what a strategy is built from, the stages of a cut model, the run's log, recorded steps",
     ),
-    ("/world /ranks", 8_550, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 8_560, "who am I; start and end processes; ranks beside a kernel"),
     (
         "/models /data",
         4_960,

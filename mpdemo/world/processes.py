@@ -34,17 +34,19 @@ def child_environment(*keep) -> dict:
     return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
-def check_room(processes, oversubscribe=None):
-    """Refuse more processes than this machine has cores or memory for, before any is started.
-
-    `MPDEMO_CORES` says how many may run here where it isn't the number of cores: two on a machine with one, say.
-    """
-    said, free = os.environ.get("MPDEMO_CORES"), psutil.virtual_memory().available // 2**20
+def cores_here() -> int:
+    """Return how many cores this process may use, or what `MPDEMO_CORES` says instead, such as two on a single one."""
+    said = os.environ.get("MPDEMO_CORES")
     if said and not said.isdecimal():
         raise UserError(
             f"MPDEMO_CORES = {said!r} is not allowed; allowed: a number of processes, such as 2"
         )
-    cores = int(said) if said else len(os.sched_getaffinity(0))
+    return int(said) if said else len(os.sched_getaffinity(0))
+
+
+def check_room(processes, oversubscribe=None):
+    """Refuse more processes than this machine has cores or memory for, before any is started."""
+    cores, free = cores_here(), psutil.virtual_memory().available // 2**20
     fitting = max(1, min(cores, free // PROCESS_MIB))
     if processes > fitting and not oversubscribe:
         more = "" if oversubscribe is None else ", or say oversubscribe where more are meant"

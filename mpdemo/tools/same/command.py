@@ -19,6 +19,7 @@ from mpdemo.tools.same.verdict import verdicts_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.terminal import coloured, wrapped
 from mpdemo.world.devices import gpus_here
+from mpdemo.world.processes import cores_here
 
 BEGIN = """mpdemo same runs your training script with one process and with two: is it the same training?
 
@@ -124,8 +125,8 @@ def checked(args) -> list:
         )
     counts = [int(word) for word in words]
     gpus = not args.device and gpus_here()
-    if max(counts) > (here := gpus or len(os.sched_getaffinity(0))):
-        what = "GPU(s); give --device cpu, or" if gpus else "core(s); give"
+    if max(counts) > (here := gpus or cores_here()):
+        what = "GPU(s); give --device cpu, or" if gpus else "core(s); set MPDEMO_CORES, or give"
         raise UserError(f"--processes {args.processes}: this machine has {here} {what} {here} or less")
     if not shutil.which(args.python):
         raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
