@@ -24,6 +24,7 @@ import visible  # noqa: E402
 
 pytest_plugins = ["skips", "jpegs", "slowest", "ending"]
 # a machine with one core runs them all, slowly
+os.environ.setdefault("PYTHONWARNINGS", "ignore:This DataLoader will create")  # more workers than cores
 os.environ.setdefault("MPDEMO_CORES", str(max(2, len(os.sched_getaffinity(0)))))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
 SLURM = ("slurm-wlm", "munge")  # Debian's packages
