@@ -33,7 +33,7 @@ RUNS = [
     (3, lambda step: {0: 40 * (step % 4 > 0)}, 5, 0, "For a rank that is late three times in four",
      "That is more than half of the all-reduces."),
     (2, healthy, 5, None, "For a run as healthy as the other one",
-     "It is often last, by a millisecond or two. A healthy run has no straggler."),
+     "Some rank is always last, by a millisecond or two. A healthy run has no straggler."),
     (4, lambda step: {3: 5000 * (step == 7)}, 5, None, "For a rank that was late once, by 5 s",
      "One all-reduce isn't more than half of them."),
     (4, healthy, 60, None, "For a run on a slow network", "But all wait for the network, not for a rank."),
