@@ -28,7 +28,7 @@ def test_71_1(rank, n):
     )
     require_gradients(own, wanted, "With parts")
     share = peak / whole
-    assert share < 0.35, (
-        f"The peak is {share:.2f} times that of all logits at once: the parts' logits stay."
+    assert share < 0.2, (
+        f"The peak is {share:.2f} times that of all logits at once: the parts' logits stay, or a part is too large."
     )
     return f"The same loss and gradients, at {share:.2f} times the peak memory."
