@@ -67,8 +67,8 @@ const STRATEGIES = { // sliders are those that not every strategy has
     look: "In each layer, one all-to-all takes the tokens to their experts and another one brings them back." },
 };
 const BREAKS = { // the button, and what happens then
-  overlap: ["no overlap", "The result is the same, and the step is longer: the network idles during the backward pass, "
-    + "and the ranks idle after it."],
+  overlap: ["no overlap", "The result is the same, and the step is longer: what could be sent beside the computing "
+    + "is sent after it."],
   prefetch: ["no prefetch", "The result is the same, but each layer is fetched only when its turn comes, so every "
     + "all-gather is exposed."],
   slow: ["one slow rank", "Rank 1 computes 1.6 times as long, and all the others wait for it. On their side, that "
