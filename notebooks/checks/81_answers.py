@@ -76,12 +76,13 @@ def stopped(script, folder, begin, warn):
     return end
 
 
+WARNING = 600  # s before the limit that Slurm must warn, for a save of the large run
 WARNED = "The warning reaches the ranks, and they have the time to save."
 AGAIN = "What it submits stops in time, saves, and resumes with the same losses, however often its time limit comes."
 
 
 def check_81_4(path):
-    to_script, (script, whose) = requeues.passed_on(submitted(path)), own_job.own_training()
+    to_script, (script, whose) = requeues.passed_on(submitted(path), WARNING), own_job.own_training()
     with trial(nodes=1) as place:
         if not place:
             return f"{READ} {WARNED}"
@@ -90,7 +91,11 @@ def check_81_4(path):
 
 
 def check_81_5(path):
-    to_script, (script, whose) = requeues.read(submitted(path)), own_job.own_training()
+    to_script, (script, whose) = requeues.read(text := submitted(path), WARNING), own_job.own_training()
+    assert "requeue" in Script(text).options, (
+        "Without --requeue, some sites put no job back into the queue."
+    )
+    assert Script(text).value("open-mode") == "append", "Each start would empty the log."
     requeues.require_progress(path, to_script, "bard-{}/.metadata")
     with trial(nodes=1) as place:
         if not place:

@@ -40,9 +40,9 @@ JOB = {
 }
 
 
-def read(text):
+def read(text, least=60):
     """Judge what no trial of some seconds can show; return whether the warning goes to the script itself."""
-    to_script = passed_on(text)
+    to_script = passed_on(text, least)
     assert "no-requeue" not in Script(text).options, (
         "Slurm would refuse to put this job back into the queue."
     )
@@ -51,8 +51,8 @@ def read(text):
     return to_script
 
 
-def passed_on(text):
-    """Require a warning that reaches the ranks and leaves them time; return whether it goes to the script itself."""
+def passed_on(text, least=60):
+    """Require a warning of `least` s that reaches the ranks in time; return whether it goes to the script itself."""
     script, text = Script(text), text.replace("\\\n", " ")
     said = script.value("signal")
     assert said, "At the time limit, Slurm kills the training without a warning."
@@ -63,8 +63,8 @@ def passed_on(text):
     assert to_script or not re.search(r"^[^#\n]*\btrap\b.*USR1", text, re.M), unheard
     assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
     limit = slurm.limit(script.value("time") or "10-0")
-    allowed = f"{said} should warn 60 to {limit - 1:.0f} s before the end: a save takes time."
-    assert before.isdecimal() and 60 <= int(before) < limit, allowed
+    allowed = f"{said} should warn {least} to {limit - 1:.0f} s before the end: a save takes time."
+    assert before.isdecimal() and least <= int(before) < limit, allowed
     handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1|kill -(s )?(SIG)?TERM", text, re.I)
     assert handled, (
         "Unless --signals-to-handle names SIGUSR1, torchrun dies of it, and takes the ranks with it."
@@ -75,6 +75,7 @@ def passed_on(text):
     left = int(kept[1]) if kept else 30
     killed = f"torchrun kills the ranks {left} s after it has passed the signal on"
     assert left > 30, f"{killed}, and leaves nothing more of the {before} s to a save."
+    assert 2 * left >= int(before), f"{killed}, which is less than half of the {before} s."
     assert left <= int(before), f"{killed}, but Slurm ends the job {before} s after the warning."
     return to_script
 
