@@ -72,7 +72,7 @@ def came(condition, seconds) -> bool:
     return True
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=240):
     """Wait for a condition, which must come within so many seconds."""
     assert came(condition, seconds), f"it did not happen in {seconds} s"
 
