@@ -129,7 +129,7 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     bridge = f"{isolation.PREFIX}{network[1]}:" if network else "no-such-bridge"
     os.kill(process.pid, sign)
     process.wait(20)
-    until(lambda: not folder.exists())  # after SIGKILL, the guard still works
+    until(lambda: not folder.exists(), 20)  # after SIGKILL, the guard still works
     assert {name for _, name in processes_of(folder)} <= {"sh", "sleep"}
     assert bridge not in subprocess.check_output(["ip", "-o", "link"], text=True)
     for pid, _ in processes_of(folder):  # the command itself, which was not asked to end

@@ -31,7 +31,7 @@ def test_three_of_four_nodes_continue_with_the_same_losses(slurm_programs, tmp_p
             pytest.skip("nodes without addresses of their own: torchrun cannot tell them apart")
         monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
         job = run(folder, "sbatch", "--parsable", "--output=log", "elastic.sbatch").strip()
-        until(lambda: log.exists() and "step 40:" in log.read_text())
+        until(lambda: log.exists() and "step 40:" in log.read_text(), 90)
         cluster.kill_node("node3")
         before = len(log.read_text())
         assert ended(job, 180) == "done", log.read_text()[-3000:]

@@ -180,7 +180,7 @@ def test_the_lines_of_56_stage_data_on_each_node_and_remove_the_copy(
     done = subprocess.run(["sbatch", "--wait", "staged.sbatch"], cwd=project, env=os.environ, timeout=60)
     log = (project / "log").read_text()
     assert done.returncode == 7 and log.count("a cat") == 2, log
-    until(lambda: not list(disk.iterdir()))
+    until(lambda: not list(disk.iterdir()), 10)
     assert (project / "data/cats/1.txt").exists()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from project import python_path
+from worker_jobs import came
 
 from mpdemo.errors import UserError
 from mpdemo.labs.on_call import case as cases
@@ -301,9 +302,7 @@ def test_a_job_whose_notebook_is_gone_ends(tmp_path):
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
     process.stdin.write(b'{"number": 1}')
     process.stdin.close()
-    deadline = time.monotonic() + 60
-    while len(processes_in(tmp_path)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    came(lambda: len(processes_in(tmp_path)) >= 4, 60)
     process.send_signal(signal.SIGTERM)
     process.wait(20)
     assert not processes_in(tmp_path) and not list(tmp_path.glob("on-call-*"))

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 from project import environment, python_path
+from worker_jobs import came
 
 from mpdemo.errors import COLUMNS, UserError
 from mpdemo.notebook.ranks import check_login_node, start_ranks
@@ -205,10 +206,7 @@ def test_a_killed_kernel_leaves_no_process(tmp_path, seconds):
         else:
             kernel.client.execute(START)
         time.sleep(seconds or 1)
-        end = time.monotonic() + 60
-        while len(left_behind(tmp_path, 0)) < 2 and time.monotonic() < end:
-            time.sleep(0.05)
-        assert len(left_behind(tmp_path, 0)) > 1, "the ranks were not there yet"
+        assert came(lambda: len(left_behind(tmp_path, 0)) > 1, 60), "the ranks were not there yet"
         os.kill(kernel.pid, signal.SIGKILL)
         kernel.manager.provisioner.process.wait()
         assert not left_behind(tmp_path)

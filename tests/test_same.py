@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import torch
 from torch.nn import functional
+from worker_jobs import came
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
@@ -593,11 +593,8 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)")
     started = subprocess.Popen([sys.executable, "-m", "mpdemo", "same", "--", str(script)], cwd=root())
-    family = []
-    end = time.monotonic() + 60
-    while len(family) < 4 and time.monotonic() < end:
-        family = psutil.Process(started.pid).children(recursive=True)
-        time.sleep(0.1)
+    came(lambda: len(psutil.Process(started.pid).children(recursive=True)) >= 4, 60)
+    family = psutil.Process(started.pid).children(recursive=True)
     started.kill()
     started.wait()
     assert len(family) == 4

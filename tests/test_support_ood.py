@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -14,6 +13,7 @@ import yaml
 from worker_jobs import until
 
 from mpdemo.paths import root
+from mpdemo.world.family import held_port
 
 # Of ERB, the app uses two forms: a value of the form, and lines for GPUs.
 FOR_GPUS = re.compile(r"(?m)^ *<%- if gpus.to_i > 0 -%>\n(.*\n) *<%- end -%>\n")
@@ -62,8 +62,8 @@ STUBS = (  # what the portal offers to the script
 @pytest.mark.nightly
 def test_its_jupyterlab_opens_with_the_password_that_the_portal_sends(tmp_path, call_mpdemo):
     assert call_mpdemo("render", "--site", "generic", "--ood", tmp_path).returncode == 0
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     environment = os.environ | {"PATH": f"{root()}/.venv/bin:{os.environ['PATH']}"}
     script = tmp_path / "template/script.sh.erb"
     script.write_text(

@@ -86,6 +86,6 @@ def test_a_torchrun_that_is_ended_leaves_no_rank_behind(number, moment, tmp_path
         until(ready[moment])
         child.send_signal(number)
         stderr = child.communicate(timeout=SOON + time.monotonic() - begun)[1]
-        until(lambda: not processes_of(str(out)))
+        until(lambda: not processes_of(str(out)), 5)
     assert "Error" not in stderr.replace("SignalException", "")
     assert "KeyboardInterrupt" not in stderr

@@ -91,7 +91,8 @@ def check_81_4(path):
 
 
 def check_81_5(path):
-    to_script, (script, whose) = requeues.read(text := submitted(path), WARNING), own_job.own_training()
+    text = submitted(path)
+    to_script, (script, whose) = requeues.read(text, WARNING), own_job.own_training()
     assert "requeue" in Script(text).options, (
         "Without --requeue, some sites put no job back into the queue."
     )

@@ -18,6 +18,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from mpdemo.world.family import held_port
+
 SHORT = timedelta(seconds=2)
 
 
@@ -107,8 +109,7 @@ def fork(folder, port):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    held = held_port()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    fork(sys.argv[1], port)  # before this process has threads of its own
+    fork(sys.argv[1], held.getsockname()[1])  # before this process has threads of its own
     tell(alone(sys.argv[1]))

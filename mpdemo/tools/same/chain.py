@@ -8,7 +8,6 @@ breaks, and the combination that it is instead, name the fault; the call that ra
 
 from mpdemo.tools.same import inside, shares
 from mpdemo.tools.same.finding import Finding, apart, distance, fit, less, norm, numbers, shown, tolerance
-from mpdemo.tools.same.inside import steps_of
 
 REST = 3e-3  # of a gradient may be left where it is a combination of others
 EVEN = 0.01  # relative: weights of ranks that count alike
@@ -17,7 +16,7 @@ GROWTH = 10.0  # of rounding, from step to step, where weights were too large to
 
 def first_break(one, many, compared) -> Finding | None:
     """Return the first link that breaks, among the ranks and, where the rows are the same, beside one process."""
-    allowed, both = tolerance(one, many), steps_of(one, many)
+    allowed, both = tolerance(one, many), inside.steps_of(one, many)
     for k in range(len(many.steps)):
         for link in (passes, weights, used, rates):
             if found := link(many, k):
@@ -39,7 +38,7 @@ def first_break(one, many, compared) -> Finding | None:
 
 def agrees(one, many) -> bool:
     """Whether both use the same gradients, or make the same weights of them, whatever the rows are."""
-    both, allowed = steps_of(one, many), tolerance(one, many)
+    both, allowed = inside.steps_of(one, many), tolerance(one, many)
     return bool(both) and all(off_at(one, many, k)[0] <= allowed for k in both)
 
 
@@ -220,7 +219,7 @@ def before(one, many, k):
 
 def after(one, many, k):
     """Return whether a step makes other weights of the same gradient."""
-    if k + 1 not in steps_of(one, many) or many.differing(k + 1, "weights"):
+    if k + 1 not in inside.steps_of(one, many) or many.differing(k + 1, "weights"):
         return None
     steps = zip(many.steps[k], many.steps[k + 1], strict=True)
     changes = [less(later["weights"], rank["weights"]) for rank, later in steps]
