@@ -7,17 +7,27 @@ the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
 
 import os
 import signal
+import tempfile
 import time
+import uuid
 from queue import Empty
 
 import nbformat
 import nbval.kernel
 import nbval.plugin
 
+KernelManager = nbval.kernel.KernelManager
 start_new_kernel = nbval.kernel.start_new_kernel
 runtest = nbval.plugin.IPyNbCell.runtest
 
 POLL = 2.0  # s between two looks whether the kernel still lives
+
+
+def manager_of_a_kernel_with_files(**options):
+    """A port may be taken after it was chosen and before the kernel listens: let its channels be files."""
+    return KernelManager(
+        transport="ipc", ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4()}", **options
+    )
 
 
 def start_kernel_that_captures_children(*args, **options):
@@ -85,6 +95,7 @@ def pytest_configure(config):
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
 
 
+nbval.kernel.KernelManager = manager_of_a_kernel_with_files
 nbval.kernel.start_new_kernel = start_kernel_that_captures_children
 nbval.kernel.RunningKernel.execute_cell_input = execute_like_a_front_end
 nbval.kernel.RunningKernel.await_reply = await_reply_of_a_live_kernel

@@ -33,6 +33,7 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import documents
 from documents import text_of
+from kernels import FileKernelManager
 from notebook_rules import NIGHT, TAG, lint, misplanned, tags, undescribed, unsourced
 from project import environment, fresh_copy
 from sitting_rules import breaches
@@ -132,9 +133,13 @@ def refresh(path, ladder, everything=False) -> str:
             others = shutil.ignore_patterns("speed_ddp")
             shutil.copytree(ladder, folder / "runs", ignore=others, dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
-        options = {"record_timing": False, "store_widget_state": False}
         client = NotebookClient(
-            fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options
+            fresh,
+            timeout=CELL_LIMIT,
+            resources={"metadata": {"path": str(where)}},
+            kernel_manager_class=FileKernelManager,
+            record_timing=False,
+            store_widget_state=False,
         )
         with slurm_of(path) as slurm:
             begin = time.monotonic()

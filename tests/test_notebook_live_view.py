@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from jupyter_client.manager import start_new_kernel
+from kernels import start_new_kernel
 from project import environment, python_path
 from toyjob import ToyJob
 from worker_jobs import all_gone, attach, sleepers, spec
@@ -49,7 +49,7 @@ def reply(client, number, timeout=30):
 
 def test_an_interrupted_kernel_keeps_its_job_follows_it_again_and_ends_it_at_last(tmp_path, project):
     manager, client = start_new_kernel(
-        env=environment(tmp_path, PYTHONPATH=python_path(source()), MPDEMO_ROOT=str(project))
+        environment(tmp_path, PYTHONPATH=python_path(source()), MPDEMO_ROOT=str(project))
     )
     try:
         train = TRAIN.format(" ".join(spec("sleep").command))

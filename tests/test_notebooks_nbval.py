@@ -28,6 +28,7 @@ def picture(line, png="OLD="):
 CHILD = (
     "import subprocess, sys, time\ndone = subprocess.run([sys.executable, '-c', 'print(3)'])\ntime.sleep(1)"
 )
+TRANSPORT = "from ipykernel.kernelapp import IPKernelApp; print(IPKernelApp.instance().transport)"
 PICTURE = "display({'text/plain': 'a line', 'image/png': 'NEW='}, raw=True)"
 UNKNOWN = stream("UsageError: Line magic function `%nosuchmagic` not found.\n", "stderr")
 CELLS = {  # name: (source, saved outputs, passes with the repairs, passes without)
@@ -35,6 +36,7 @@ CELLS = {  # name: (source, saved outputs, passes with the repairs, passes witho
     "semicolon": ("1 + 1;", [], True, False),
     "unknown_magic": ("%nosuchmagic\nraise ValueError", [UNKNOWN], False, True),
     "says_it_is_a_test": ("import os; print(os.environ.get('NBVAL'))", [stream("1\n")], True, False),
+    "channels_are_files": (TRANSPORT, [stream("ipc\n")], True, False),
     "wrong_number": ("print(3)", [stream("4\n")], False, False),
     "last_digits": ("print('loss 0.242108')", [stream("loss 0.242107\n")], True, True),
     "picture": (PICTURE, [picture("a line")], True, True),

@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from project import python_path
-from worker_jobs import came
+from worker_jobs import came, processes_in
 
 from mpdemo.errors import UserError
 from mpdemo.labs.on_call import case as cases
@@ -306,14 +305,6 @@ def test_a_job_whose_notebook_is_gone_ends(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.wait(20)
     assert not processes_in(tmp_path) and not list(tmp_path.glob("on-call-*"))
-
-
-def processes_in(folder):
-    """Return the processes that were started with this folder for temporary files: forked ones have no other name."""
-    found = psutil.process_iter(["environ"])
-    return [
-        process.pid for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(folder)
-    ]
 
 
 @pytest.mark.nightly

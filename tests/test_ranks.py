@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client.manager import start_new_kernel
+from kernels import start_new_kernel
 from project import environment, python_path
-from worker_jobs import came
+from worker_jobs import came, processes_in
 
 from mpdemo.errors import COLUMNS, UserError
 from mpdemo.notebook.ranks import check_login_node, start_ranks
@@ -20,28 +20,21 @@ from mpdemo.ranks import group, run_program
 from mpdemo.ranks.places import place_in_program
 from mpdemo.world import warm
 
-MARK = "MPDEMO_TEST_RANKS"  # in the environment of a kernel and of all that descends from it
 START = "from mpdemo.notebook.ranks import start_ranks\nranks = start_ranks(2)"
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
 
 
-def left_behind(folder, seconds=30.0) -> list:
-    """Return what is still alive of this kernel after `seconds`: a server first ends its import of PyTorch."""
-    deadline = time.monotonic() + seconds
-    while True:
-        every = psutil.process_iter(["environ"])
-        living = [each for each in every if (each.info["environ"] or {}).get(MARK) == str(folder)]
-        if not living or time.monotonic() >= deadline:
-            return living
-        time.sleep(0.1)
+def nothing_is_left(folder) -> bool:
+    """Return whether all of this kernel has ended in time: a server first ends its import of PyTorch."""
+    return came(lambda: not processes_in(folder), 30)
 
 
 class Kernel:
     """A kernel whose files all lie in a folder; `run` executes a cell and returns what it prints, then its error."""
 
     def __init__(self, folder):
-        more = {"PYTHONPATH": python_path(root()), "TMPDIR": str(folder), MARK: str(folder)}
-        self.manager, self.client = start_new_kernel(env=environment(folder, **more))
+        more = {"PYTHONPATH": python_path(root()), "TMPDIR": str(folder)}
+        self.manager, self.client = start_new_kernel(environment(folder, **more))
         self.pid = self.manager.provisioner.pid
 
     def run(self, source) -> str:
@@ -67,7 +60,7 @@ def kernel():
         kernel = Kernel(folder)
         yield kernel
         kernel.stop()
-        assert not left_behind(folder)
+        assert nothing_is_left(folder), processes_in(folder)
         assert not list(Path(folder).glob("mpdemo-ranks-*")), "a temporary folder is left"
 
 
@@ -206,10 +199,10 @@ def test_a_killed_kernel_leaves_no_process(tmp_path, seconds):
         else:
             kernel.client.execute(START)
         time.sleep(seconds or 1)
-        assert came(lambda: len(left_behind(tmp_path, 0)) > 1, 60), "the ranks were not there yet"
+        assert came(lambda: len(processes_in(tmp_path)) > 1, 60), "the ranks were not there yet"
         os.kill(kernel.pid, signal.SIGKILL)
         kernel.manager.provisioner.process.wait()
-        assert not left_behind(tmp_path)
+        assert nothing_is_left(tmp_path), processes_in(tmp_path)
     finally:
         kernel.stop()
 

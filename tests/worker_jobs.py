@@ -123,6 +123,12 @@ def sleepers(folder, count, seconds=30):
     return [int(pid) for file in files for pid in file.read_text().split()]
 
 
+def processes_in(folder) -> list:
+    """Return the processes whose temporary files are in this folder: forked ones have no other name."""
+    found = psutil.process_iter(["environ"])
+    return [each for each in found if (each.info["environ"] or {}).get("TMPDIR") == str(folder)]
+
+
 def all_gone(pids, seconds=15):
     """Whether all of these processes end within some seconds."""
     return came(lambda: not any(map(start_time, pids)), seconds)

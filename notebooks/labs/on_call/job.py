@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mpdemo.paths import source
+from mpdemo.world.family import held_port
 from mpdemo.world.processes import be_killed_with_parent, child_environment
 from mpdemo.world.warm import run_program
 
@@ -48,8 +48,8 @@ class Job:
         self.processes, self.variables, self.threads, self.closing = [], {}, [], []
         self.id, self.ended, self.restarts, self.gpu_text = os.getpid(), False, 0, ""
         self.lost = None  # the node that is gone
-        with socket.create_server(("", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.closing.append((held := held_port()).close)
+        self.port = held.getsockname()[1]
         for folder in ("data", "node1", "node2"):
             (self.out / folder).mkdir()
         digits = dict(np.load(source() / "mpdemo/data/digits.npz"))
