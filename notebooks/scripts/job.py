@@ -218,7 +218,7 @@ def newest(start):
     seen = ", ".join(map(str, saved(start))) or f"no {start}-*"
     every = gather((seen, f"rank {dist.get_rank()} on {node} sees {seen}"))
     for other, text in every:
-        if other != every[0][0]:  # it would train another model, or wait for ever
+        if other != every[0][0]:  # it would train another model, or hang
             end(f"{text}, but {every[0][1]}: all need the same folder {start.parent.resolve()}")
     damaged = []
     for folder in saved(start):
