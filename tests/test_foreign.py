@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import hostile
@@ -64,14 +63,13 @@ READERS = {
 }
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", hostile.NAMES)
 def test_a_reader_answers_any_file_in_one_line(bad, reader, name):
-    begun = time.monotonic()
     with pytest.raises(UserError) as refused:
         READERS[reader](bad / name)
     assert name in str(refused.value) and "\n" not in str(refused.value)
-    assert time.monotonic() - begun < 10
 
 
 def test_records_of_gpus_that_are_none_are_a_line_each(bad, tmp_path, monkeypatch):
@@ -159,6 +157,7 @@ def test_a_record_with_other_values_is_one_line(run, call_mpdemo, record):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "job.json is damaged" in done.stderr
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "file", ["job.json", "exit-status.json", "log.txt", "slurm-8.out", "exit-status.txt", "metrics.jsonl"]
 )
@@ -167,10 +166,8 @@ def test_a_run_with_any_file_is_explained_or_refused_in_one_line(bad, run, call_
     folder = run(OF_SLURM if "8" in file or file.endswith("status.txt") else RECORD)
     (folder / file).unlink(missing_ok=True)
     (folder / file).symlink_to(bad / name)
-    begun = time.monotonic()
     done = call_mpdemo("explain", folder)
     assert done.returncode in (0, 2) and done.stderr.count("\n") == done.returncode / 2
-    assert time.monotonic() - begun < 10
 
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\u202e\u2066<img src=x>\n"

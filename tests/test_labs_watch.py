@@ -44,12 +44,12 @@ def said(tmp_path, monkeypatch):
 
 
 def test_a_program_gets_its_signals_in_their_order_and_the_clock_starts_with_its_first_line(said, capsys):
-    assert said("USR1@0.2 TERM@0.4 KILL@0.6 python listens.py", LISTENS) == [
+    assert said("USR1@0.5 TERM@1 KILL@1.5 python listens.py", LISTENS) == [
         *("listening", "→ SIGUSR1 to python alone", "SIGUSR1", "→ SIGTERM to python alone", "SIGTERM"),
         *("→ SIGKILL to python alone", "python was ended by SIGKILL"),
     ]
-    assert watch.seconds("listening", "→ SIGTERM") == [0.0, pytest.approx(0.4, abs=0.2)]
-    assert re.match(r" 0\.0 s  listening\n 0\.[2-5] s  → SIGUSR1", capsys.readouterr().out)
+    assert watch.seconds("→ SIGTERM")[0] >= 0.9
+    assert re.match(r" 0\.0 s  listening\n +\d+\.\d s  → SIGUSR1", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

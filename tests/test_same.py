@@ -584,7 +584,7 @@ REFUSED = {  # script: what the line says
 def test_a_script_that_does_not_train_is_refused_in_one_line(watcher, tmp_path, monkeypatch, script):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(script)
-    watcher.aim(arguments("--timeout", "2", "train.py"))
+    watcher.aim(arguments("--timeout", "2" if "sleep" in script else "60", "train.py"))
     with pytest.raises(UserError, match=REFUSED[script]) as refusal:
         verdict.verdicts_of(watcher, [1, 2])
     assert "\n" not in str(refusal.value)

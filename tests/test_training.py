@@ -84,11 +84,12 @@ def test_what_a_run_writes(runs):
     assert (written["steps"], written["validation_loss"]) == (6, rows[7]["validation_loss"])
 
 
-def test_the_speed_of_a_step_leaves_the_validation_out(tmp_path):
+def test_the_speed_of_a_step_leaves_the_validation_out(tmp_path, monkeypatch):
+    clock, validated = time.perf_counter, []
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1e6 * len(validated))
     settings = checked(Settings(rung="single", **TOY, epochs=3, log_every=1, out=str(tmp_path)))
-    train(settings, World(), validate=lambda *_: time.sleep(1) or (0.0, 0.0))
-    speeds = sorted(row["images_per_second"] for row in lines(tmp_path, "step"))
-    assert 3 * speeds[2] > speeds[4] > 512  # of 9, the first of each epoch among them
+    train(settings, World(), validate=lambda *_: validated.append(0) or (0.0, 0.0))
+    assert all(row["images_per_second"] > 1 for row in lines(tmp_path, "step")) and len(validated) == 3
 
 
 def test_a_new_run_keeps_the_last_ones_metrics(runs):
