@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -45,6 +46,11 @@ def join():
     if "RANK" not in os.environ:
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # and torchrun may have died before
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])).close()
+        except OSError as error:
+            sys.exit(f"torchrun doesn't answer any more: {error}")
     for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))
     # Loader workers and compilers get it as well, and would die of it. Blocked here, before they start,

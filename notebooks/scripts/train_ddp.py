@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import sys
 import time
 import zipfile
@@ -85,6 +86,11 @@ def join():
     if "RANK" not in os.environ:
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # and torchrun may have died before
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])).close()
+        except OSError as error:
+            sys.exit(f"torchrun doesn't answer any more: {error}")
     for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))  # 12: a warning
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # so that the loader's workers do not die of it
