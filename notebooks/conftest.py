@@ -26,7 +26,9 @@ POLL = 2.0  # s between two looks whether the kernel still lives
 def manager_of_a_kernel_with_files(**options):
     """A port may be taken after it was chosen and before the kernel listens: let its channels be files."""
     return KernelManager(
-        transport="ipc", ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4()}", **options
+        transport="ipc",
+        ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4().hex[:8]}",  # a socket's path: at most 107 letters
+        **options,
     )
 
 

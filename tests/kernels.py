@@ -10,7 +10,11 @@ class FileKernelManager(KernelManager):
     """Takes the options of Jupyter's own."""
 
     def __init__(self, **options):
-        super().__init__(transport="ipc", ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4()}", **options)
+        super().__init__(
+            transport="ipc",
+            ip=f"{tempfile.gettempdir()}/kernel-{uuid.uuid4().hex[:8]}",  # a socket's path: at most 107 letters
+            **options,
+        )
 
 
 def start_new_kernel(env) -> tuple:
