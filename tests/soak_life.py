@@ -190,7 +190,9 @@ class Life:
         """Let it run on a full disk; what is there must stay."""
         kept, (prefix, name) = self.training.data("a"), self.training.full_disk()
         status = self.finish(self.start(name=name, prefix=prefix))
-        if self.training.data("a") != kept:
+        there = [*self.training.folder.glob("a-*"), *self.training.folder.glob("a-*/*")]
+        # a damaged one has another name by now
+        if not {*kept.values()} <= {file.read_bytes() for file in there if file.is_file()}:
             self.fault("lost", f"not the same checkpoints: {self.training.steps('a')}")
         return status != 0
 

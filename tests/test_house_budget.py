@@ -13,7 +13,7 @@ COURSE = [
         3_400,
         "what is public; commands, options, how errors are told, and how files of others are read",
     ),
-    ("/settings", 2_500, "every setting said once and checked once"),
+    ("/settings", 2_480, "every setting said once and checked once"),
     ("/rungs /run.py", 3_650, "the strategies and their loop: model, optimizer, step"),
     (
         "/training",
@@ -33,7 +33,7 @@ COURSE = [
     ),
     (
         "/measure/spans.py /measure/traces.py /measure/transfers.py",
-        4_950,
+        4_910,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 3_000, "before a run: the simulator of schedules, live memory counted"),
@@ -71,12 +71,12 @@ TOOLS = [
 REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        81_400,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
+        81_410,  # the scripts carry what keeps a run alive on a cluster; a check warns one rank of two
         "what jobs measure, exercises run and readers take home",
     ),
     (
         "tests",
-        192_640,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
+        192_700,  # what proves that one chain of clues fits an incident is a test, and stood in the labs
         "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on",
     ),
 ]

@@ -6,6 +6,7 @@ bit for bit. By day these files are only imported: `make soak` makes the same tr
 
 import platform
 import re
+import shutil
 import subprocess
 
 import psutil
@@ -106,7 +107,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(training, how)
 @pytest.mark.parametrize("begun", ["train_fsdp"], indirect=True)
 def test_neither_a_damaged_nor_an_unfinished_checkpoint_is_one_of_the_newest_two(training):
     """Of 6 and 7 the second is damaged; from 6 it comes to 8, and dies in the middle of a save after 9."""
-    damage(training.saved("a")[-1], "flipped")
+    damage(newest := training.saved("a")[-1], "flipped")
+    shutil.copytree(newest, f"{newest}.damaged")  # of an earlier time
     training.run(
         "a", training.at(9, 0, "stop"), training.at(9, 1, "die_in_the_middle_of_a_file"), fails=True
     )

@@ -231,7 +231,8 @@ def newest(start):
         if not (found := [text for text in gather(damage(folder)) if text]):
             if dist.get_rank() == 0:
                 for other in damaged:  # its number may come again, and each save gets a new folder
-                    other.rename(f"{other}.damaged")
+                    shutil.rmtree(aside := f"{other}.damaged", ignore_errors=True)  # of an earlier time
+                    other.rename(aside)
             return folder
         say(f"{folder} is damaged ({found[0]}): trying the one before it")
         damaged.append(folder)
