@@ -236,7 +236,7 @@ class Training:
             return ["prlimit", f"--fsize={size // 8}"], "a"
         (self.folder / "disk").mkdir(exist_ok=True)
         mount = f"mount -t tmpfs -o size={size * 5 // 4} none disk; cp -r a-* disk; "
-        run = '"$@"; status=$?; rm -r a-*; cp -r disk/a-* .; exit $status'
+        run = '"$@"; status=$?; find . -maxdepth 1 -name "a-*" -exec rm -r {} +; cp -r disk/a-* .; exit $status'
         return ["unshare", "--mount", "sh", "-c", mount + run, "sh"], "disk/a"
 
     def saved(self, name) -> list:
