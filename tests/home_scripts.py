@@ -235,9 +235,8 @@ class Training:
         if os.getuid():
             return ["prlimit", f"--fsize={size // 8}"], "a"
         (self.folder / "disk").mkdir(exist_ok=True)
-        mount = f"mount -t tmpfs -o size={size * 5 // 4} none disk; cp -r a-* disk; "
-        run = '"$@"; status=$?; find . -maxdepth 1 -name "a-*" -exec rm -r {} +; cp -r disk/a-* .; exit $status'
-        return ["unshare", "--mount", "sh", "-c", mount + run, "sh"], "disk/a"
+        mount = f'mount -t tmpfs -o size={size * 5 // 4} none disk; mv a-* disk; "$@"; status=$?; cp -r disk/a-* .; '
+        return ["unshare", "--mount", "sh", "-c", mount + "exit $status", "sh"], "disk/a"
 
     def saved(self, name) -> list:
         """Return the complete checkpoints of a name, the oldest first."""

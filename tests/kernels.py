@@ -2,11 +2,12 @@
 
 import tempfile
 import uuid
+from unittest.mock import patch
 
-from jupyter_client.manager import KernelManager
+from jupyter_client import manager
 
 
-class FileKernelManager(KernelManager):
+class FileKernelManager(manager.KernelManager):
     """Takes the options of Jupyter's own."""
 
     def __init__(self, **options):
@@ -18,10 +19,6 @@ class FileKernelManager(KernelManager):
 
 
 def start_new_kernel(env) -> tuple:
-    """Start a kernel of this Python; return its manager and a client that it has answered."""
-    manager = FileKernelManager()
-    manager.start_kernel(env=env)
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(60)
-    return manager, client
+    """Start a kernel as Jupyter does; return its manager and a client that it has answered."""
+    with patch.object(manager, "KernelManager", FileKernelManager):
+        return manager.start_new_kernel(env=env)

@@ -63,7 +63,7 @@ READERS = {
 }
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(10, func_only=True)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", hostile.NAMES)
 def test_a_reader_answers_any_file_in_one_line(bad, reader, name):
@@ -157,7 +157,7 @@ def test_a_record_with_other_values_is_one_line(run, call_mpdemo, record):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "job.json is damaged" in done.stderr
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(10, func_only=True)
 @pytest.mark.parametrize(
     "file", ["job.json", "exit-status.json", "log.txt", "slurm-8.out", "exit-status.txt", "metrics.jsonl"]
 )

@@ -214,7 +214,7 @@ def test_a_controller_that_goes_while_it_answers_is_one_short_line(client):
     assert "ClusterName" not in str(refusal.value) and "*" not in str(refusal.value)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(15, func_only=True)
 def test_a_configuration_that_is_missing_is_reported_at_once(slurm_programs, project, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     with pytest.raises(SlurmError, match="no such file"):

@@ -196,13 +196,13 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(train
 def test_a_kill_ends_all_processes_within_seconds(training, victim):
     slow = (UPDATE, UPDATE + "        __import__('time').sleep(0.2)\n")
     training.change(slow)
-    with subprocess.Popen(
+    with psutil.Popen(
         training.command("a"), cwd=training.folder, env=environment(), stdout=subprocess.PIPE, text=True
     ) as launcher:
-        until(lambda: len(psutil.Process(launcher.pid).children()) == 2)
+        until(lambda: len(launcher.children()) == 2)
         if victim != "launcher of ranks that begin":
             next(line for line in launcher.stdout if f"step {3 * training.unit + 3}:" in line)
-        processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+        processes = [launcher, *launcher.children(recursive=True)]
         processes[-1 if victim == "rank" else 0].kill()
         _, left = psutil.wait_procs(processes, timeout=15)
         for process in left:

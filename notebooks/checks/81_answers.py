@@ -93,10 +93,9 @@ def check_81_4(path):
 def check_81_5(path):
     text = submitted(path)
     to_script, (script, whose) = requeues.read(text, WARNING), own_job.own_training()
-    assert "requeue" in Script(text).options, (
-        "Without --requeue, some sites put no job back into the queue."
-    )
-    assert Script(text).value("open-mode") == "append", "Each start would empty the log."
+    batch = Script(text)
+    assert "requeue" in batch.options, "Without --requeue, some sites put no job back into the queue."
+    assert batch.value("open-mode") == "append", "Each start would empty the log."
     requeues.require_progress(path, to_script, "bard-{}/.metadata")
     with trial(nodes=1) as place:
         if not place:
